@@ -1,0 +1,1 @@
+"""Evaluation with the template, parser and graders of training."""

@@ -1,0 +1,1 @@
+"""Who writes the completions: one contract (engine.py), one file an engine."""

@@ -1,0 +1,1 @@
+"""The GRPO loop, its losses and its log-prob passes."""
