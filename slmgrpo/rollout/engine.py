@@ -14,6 +14,7 @@ class Request:
     prompt_ids: token ids with the chat template applied.
     members: group-member numbers, one completion each (usually range(G)).
     prompt_key: stable identity of the prompt in the data set; with (seed, step, member, position) it keys the noise.
+    greedy: take the likeliest token in place of a draw; log-probs stay those under the temperature.
     """
 
     index: int
@@ -21,6 +22,7 @@ class Request:
     members: tuple[int, ...]
     prompt_key: int
     max_tokens: int
+    greedy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
