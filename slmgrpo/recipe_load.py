@@ -1,0 +1,380 @@
+"""A recipe file, its parents and `--set` overrides become one Recipe, or one error that names every problem."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from slmgrpo.errors import RecipeError
+from slmgrpo.recipe import Recipe, resolved
+from slmgrpo.recipe_checks import clashes
+from slmgrpo.recipe_words import explain, is_open, within
+from slmgrpo.recipe_yaml import Problem, Spot, Unreadable, Where, parse, read_text
+
+PACKAGED = Path(__file__).parent / "recipes"
+MAX_LEVELS = 3
+Key = tuple[str | int, ...]
+
+_STAND_INS: dict[Key, Any] = {
+    ("model",): {"id": "tiny"},
+    ("model", "id"): "tiny",
+    ("data",): {"train": [{"source": "tiny:math"}]},
+    ("data", "train"): [{"source": "tiny:math"}],
+}
+_YES_NO = {"yes", "no", "on", "off", "y", "n"}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A recipe and where each of its values comes from.
+
+    origins: dotted key -> `recipes/_math.yaml:12`, `--set` or `default`.
+    """
+
+    recipe: Recipe
+    origins: dict[str, str]
+    path: Path
+
+    @property
+    def base(self) -> Path:
+        """The folder that relative paths in the recipe start from."""
+        return self.path.parent
+
+
+def load(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Loaded:
+    """Read a recipe file, or the packaged recipe of that name, with its parents and `a.b=c` overrides on top."""
+    path = find(path_or_name)
+    try:
+        tree, problems = _with_parents(path)
+    except Unreadable as error:
+        raise _error(path, error.problems) from None
+    for override in overrides:
+        try:
+            tree = _override(tree, override)
+        except Unreadable as error:
+            problems += error.problems
+    known = {problem.key for problem in problems}
+    recipe, more = _validate(tree)
+    problems += [problem for problem in more if problem.key not in known]
+    if problems or recipe is None:
+        raise _error(path, problems)
+    if not recipe.name:
+        recipe = recipe.model_copy(update={"name": path.stem})
+    return Loaded(recipe, dict(_origins(resolved(recipe), tree)), path)
+
+
+# Files
+
+
+def find(path_or_name: str | Path, *, beside: Path | None = None) -> Path:
+    """The file itself where there is one, else the packaged recipe `recipes/NAME.yaml` or `NAME`."""
+    text = str(path_or_name)
+    path = Path(text) if beside is None else beside / text
+    if "\0" in text:
+        raise RecipeError(f"{text!r}: not a file name")
+    if _is_file(path):
+        return path
+    packaged = packaged_recipes()
+    name = text.removeprefix("recipes/").removesuffix(".yaml")
+    if name in packaged:
+        return packaged[name]
+    if _exists(path):
+        return path
+    here = Path.cwd() if beside is None else beside
+    names = {**{name: name for name in packaged}, **{file.stem: file.name for file in here.glob("*.yaml")}}
+    near = [names[close] for close in difflib.get_close_matches(Path(name).name, names, n=3, cutoff=0.6)]
+    near = near or [f"`slmgrpo recipes` lists the packaged ones: {', '.join(n for n in packaged if n[0] != '_')}"]
+    hint = f"did you mean {' or '.join(f'`{n}`' for n in near)}?" if near[0] in names.values() else near[0]
+    raise RecipeError(f"{text}: no such recipe; {hint}")
+
+
+def packaged_recipes() -> dict[str, Path]:
+    """Name -> file of the recipes that come with the package, parents (`_base`) included."""
+    files = sorted(PACKAGED.rglob("*.yaml"))
+    return {file.relative_to(PACKAGED).with_suffix("").as_posix(): file for file in files}
+
+
+def shown(path: Path) -> str:
+    """A path as messages show it: packaged recipes as `recipes/NAME.yaml`, others as short as they can be."""
+    try:
+        return f"recipes/{path.resolve().relative_to(PACKAGED.resolve()).as_posix()}"
+    except ValueError:
+        pass
+    try:
+        return path.resolve().relative_to(Path.cwd()).as_posix()
+    except ValueError:
+        return str(path)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists() or path.is_symlink()
+    except OSError:
+        return False
+
+
+# Parents
+
+
+def _with_parents(path: Path) -> tuple[Spot, list[Problem]]:
+    """The file's tree merged over its parent's, over that one's parent; and what is wrong inside the files."""
+    chain: list[tuple[Path, Spot]] = []
+    problems: list[Problem] = []
+    at: Path | None = path
+    while at is not None:
+        tree, wrong = parse(read_text(at, shown(at)), shown(at))
+        problems += wrong
+        if not isinstance(tree.value, dict):
+            text = "a recipe is a mapping of sections, as in `model: tiny`"
+            raise Unreadable(*problems, Problem(tree.where, "", text))
+        tree = _expand(tree)
+        chain.append((at, tree))
+        at = _parent(tree, at, [file for file, _ in chain])
+    merged = chain[-1][1]
+    for file, tree in reversed(chain[:-1]):
+        merged = _merge(_rebased(merged, chain, file), tree)
+    return merged, problems
+
+
+def _parent(tree: Spot, path: Path, chain: list[Path]) -> Path | None:
+    spot = tree.value.get("extends")
+    if spot is None or spot.value is None:
+        return None
+    if not isinstance(spot.value, str) or not spot.value:
+        raise Unreadable(Problem(spot.where, "extends", "names one parent file, as in `extends: _math.yaml`"))
+    try:
+        parent = find(spot.value, beside=path.parent)
+    except RecipeError as error:
+        raise Unreadable(Problem(spot.where, "extends", str(error))) from None
+    if parent.resolve() in [file.resolve() for file in chain]:
+        names = " -> ".join(shown(file) for file in [*chain, parent])
+        raise Unreadable(Problem(spot.where, "extends", f"comes back to itself: {names}"))
+    if len(chain) >= MAX_LEVELS:
+        text = f"more than {MAX_LEVELS} levels; extend {shown(chain[1])} directly and copy what {shown(chain[0])} needs"
+        raise Unreadable(Problem(spot.where, "extends", text))
+    return parent
+
+
+def _merge(parent: Spot, child: Spot) -> Spot:
+    if not isinstance(parent.value, dict) or not isinstance(child.value, dict):
+        return child
+    merged = dict(parent.value)
+    for key, spot in child.value.items():
+        merged[key] = _merge(merged[key], spot) if key in merged else spot
+    return replace(child, value=merged)
+
+
+def _expand(tree: Spot) -> Spot:
+    """`model: some/id` is short for `model: {id: some/id}`."""
+    model = tree.value.get("model") if isinstance(tree.value, dict) else None
+    if model is None or not isinstance(model.value, str):
+        return tree
+    return replace(tree, value={**tree.value, "model": replace(model, value={"id": model}, plain=False)})
+
+
+def _rebased(tree: Spot, chain: list[tuple[Path, Spot]], child: Path) -> Spot:
+    """Relative paths in a parent start from the parent's folder: rewrite them to start from the child's."""
+    parent = chain[[file for file, _ in chain].index(child) + 1][0]
+    if parent.parent.resolve() == child.parent.resolve():
+        return tree
+    way = os.path.relpath(parent.parent.resolve(), child.parent.resolve())
+
+    def visit(spot: Spot) -> Spot:
+        if isinstance(spot.value, dict):
+            return replace(spot, value={key: visit(value) for key, value in spot.value.items()})
+        if isinstance(spot.value, list):
+            return replace(spot, value=[visit(value) for value in spot.value])
+        text = spot.value
+        if not isinstance(text, str):
+            return spot
+        if text.startswith("file:") and not text.startswith(("file:/", "file:~")):
+            return replace(spot, value="file:" + os.path.normpath(f"{way}/{text[5:]}"))
+        if text.startswith(("./", "../")) and "\n" not in text:
+            moved = os.path.normpath(f"{way}/{text}")
+            return replace(spot, value=moved if moved.startswith("../") else f"./{moved}")
+        return spot
+
+    return visit(tree)
+
+
+# Overrides
+
+
+def _override(tree: Spot, override: str) -> Spot:
+    """The tree with one `a.b=c` applied; the value is YAML of one line."""
+    name, equals, text = override.partition("=")
+    where = Where(f"--set {override}")
+    keys = name.strip().split(".")
+    if not equals or not all(keys):
+        raise Unreadable(Problem(where, "", "write it as KEY=VALUE, as in `--set sampling.group_size=16`"))
+    if not text.strip():
+        raise Unreadable(Problem(where, "", f"no value; write `{name}=null` for none or `{name}=''` for empty text"))
+    if keys[0] == "extends":
+        raise Unreadable(Problem(where, "", "the parent is set in the file only"))
+    spot, problems = parse(text, where.file, line=None)
+    if problems:
+        raise Unreadable(*problems)
+    if spot.plain and isinstance(spot.value, str) and spot.value != text.strip():
+        raise Unreadable(Problem(where, "", f"YAML reads this as `{spot.value}`; put quotes around the value"))
+    if keys == ["model"] and isinstance(spot.value, str):
+        keys = ["model", "id"]
+    return _put(tree, keys, spot, where, ())
+
+
+def _put(tree: Spot, keys: list[str], spot: Spot, where: Where, done: Key) -> Spot:
+    if not keys:
+        return _merge(tree, spot)
+    key, rest = keys[0], keys[1:]
+    if isinstance(tree.value, list):
+        count = len(tree.value)
+        if not key.isdecimal() or int(key) >= count:
+            path = ".".join(map(str, done))
+            entries = f"it has {count} entr{'y' if count == 1 else 'ies'}, as in `{path}.0`" if count else "it is empty"
+            raise Unreadable(Problem(where, "", f"`{path}` is a list; {entries}"))
+        items = list(tree.value)
+        items[int(key)] = _put(items[int(key)], rest, spot, where, (*done, int(key)))
+        return replace(tree, value=items)
+    old = tree.value if isinstance(tree.value, dict) else {}
+    below = old.get(key, Spot({}, where)) if rest else old.get(key, Spot(None, where))
+    if rest and not isinstance(below.value, dict | list):
+        below = Spot({}, where)
+    return Spot({**old, key: _put(below, rest, spot, where, (*done, key))}, tree.where)
+
+
+# Validation
+
+
+def _validate(tree: Spot) -> tuple[Recipe | None, list[Problem]]:
+    """The recipe (None where a field is wrong), and every problem: of fields, of open settings, between fields."""
+    data = _plain(tree)
+    problems = list(_ambiguous(tree, ()))
+    recipe, bad = _fields(data)
+    problems += [_at(tree, key, text) for key, text in bad.items()]
+    whole = recipe
+    for _ in range(3):  # what depends on wrong fields cannot be judged; the rest can, with stand-ins for the wrong ones
+        if whole is not None:
+            break
+        bad |= {_stand_in(data, key): "" for key in list(bad)}
+        whole, more = _fields(data)
+        bad |= more
+    for clash in clashes(whole) if whole is not None else ():
+        if not any(_overlap(key, wrong) for key in clash.keys for wrong in bad):
+            written = [key for key in clash.keys if _lookup(tree, key)[1]]
+            problems.append(_at(tree, (written or clash.keys)[0], clash.text, name=clash.keys[0]))
+    return recipe, problems
+
+
+def _fields(data: Any) -> tuple[Recipe | None, dict[Key, str]]:
+    try:
+        return Recipe.model_validate(data, strict=True, by_alias=True, by_name=False), {}
+    except ValidationError as error:
+        return None, explain(error, data)
+
+
+def _stand_in(data: Any, key: Key) -> Key:
+    """Put something valid in place of a wrong value (its whole list, or section where it is optional)."""
+    index = next((i for i, part in enumerate(key) if isinstance(part, int)), len(key))
+    cut = key[:1] if key[0] == "cold_start" else key[:index]
+    for part in cut[:-1]:
+        data = data[part]
+    if cut in _STAND_INS:
+        data[cut[-1]] = _STAND_INS[cut]
+    else:
+        data.pop(cut[-1], None)
+    return cut
+
+
+def _ambiguous(tree: Spot, key: Key) -> Iterator[Problem]:
+    """Unquoted words of open settings that people read as a bool or number and YAML 1.2 reads as text."""
+    if isinstance(tree.value, dict):
+        for name, spot in tree.value.items():
+            yield from _ambiguous(spot, (*key, name))
+    elif isinstance(tree.value, list):
+        for i, spot in enumerate(tree.value):
+            yield from _ambiguous(spot, (*key, i))
+    elif tree.plain and is_open(key):
+        text = tree.value
+        if isinstance(text, str) and text.lower() in _YES_NO:
+            truth = "true" if text.lower() in ("yes", "on", "y") else "false"
+            yield _at(tree, key, f"`{text}` is text here; write {truth}, or '{text}' in quotes", spot=tree)
+        elif isinstance(text, str) and text[:1].isdigit() and not text.strip("0123456789_:"):
+            yield _at(tree, key, f"`{text}` is text here; write a plain number, or '{text}' in quotes", spot=tree)
+        elif isinstance(text, float) and (text != text or abs(text) == float("inf")):
+            yield _at(tree, key, "must be a finite number", spot=tree)
+
+
+def _plain(tree: Spot) -> Any:
+    if isinstance(tree.value, dict):
+        return {key: _plain(spot) for key, spot in tree.value.items()}
+    if isinstance(tree.value, list):
+        return [_plain(spot) for spot in tree.value]
+    return tree.value
+
+
+def _lookup(tree: Spot, key: Key) -> tuple[Spot, bool]:
+    """The spot at a key, or the nearest one around it; whether it is the key's own."""
+    for part in key:
+        try:
+            tree = within(tree.value, part)
+        except LookupError:
+            return tree, False
+    return tree, True
+
+
+def _at(tree: Spot, key: Key, text: str, *, name: Key | None = None, spot: Spot | None = None) -> Problem:
+    return Problem((spot or _lookup(tree, key)[0]).where, ".".join(map(str, name or key)), text)
+
+
+def _overlap(a: Key, b: Key) -> bool:
+    return all(x == y for x, y in zip(a, b, strict=False))
+
+
+def _origins(value: Any, tree: Spot, key: Key = ()) -> Iterator[tuple[str, str]]:
+    """Where each resolved leaf comes from; empty lists and mappings are leaves."""
+    parts: list[tuple[str | int, Any]] = []
+    if isinstance(value, dict | list):
+        parts = list(value.items() if isinstance(value, dict) else enumerate(value))
+    for part, below in parts:
+        yield from _origins(below, tree, (*key, part))
+    if not parts and key:
+        spot, own = _lookup(tree, key)
+        origin = "--set" if spot.where.line is None else str(spot.where)
+        yield ".".join(map(str, key)), origin if own else "default"
+
+
+def _error(path: Path, problems: Sequence[Problem]) -> RecipeError:
+    """One message for all problems, in the order of the lines."""
+    file = shown(path)
+
+    def line(problem: Problem) -> str:
+        where = problem.where
+        if where is None or (where.file == file and where.line is None):
+            place = ""
+        elif where.file == file:
+            place = f"line {where.line}: "
+        else:
+            place = f"{where}: "
+        dotted = problem.key
+        if dotted and where is not None and where.file.partition("=")[0] == f"--set {dotted}":
+            dotted = ""
+        return f"  {place}{dotted}{': ' if dotted else ''}{problem.text}"
+
+    def order(problem: Problem) -> tuple[bool, str, int]:
+        where = problem.where or Where(file)
+        return where.file != file, where.file, where.line or 0
+
+    lines = list(dict.fromkeys(line(problem) for problem in sorted(problems, key=order)))
+    return RecipeError(f"{file}: {len(lines)} problem{'' if len(lines) == 1 else 's'}\n" + "\n".join(lines))
