@@ -1,0 +1,316 @@
+"""Whether an answer equals the gold: as written, as numbers, by shape, and last by math-verify behind guards."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from slmgrpo.rewards.latex import Tree, clean
+from slmgrpo.rewards.structure import (
+    Based,
+    Colons,
+    Equation,
+    Items,
+    Matrix,
+    Node,
+    Scalar,
+    Span,
+    Words,
+    read,
+    text_key,
+    words_key,
+)
+from slmgrpo.rewards.units import unit_of
+from slmgrpo.rewards.values import POINTS, Evaluator, TooLarge, Undefined, close, equal, symbols
+
+MAX_CHARS = 400
+"""Longer answers are compared as written and never parsed."""
+MAX_NESTING = 12
+"""Deeper brackets do not go to math-verify: its time doubles with every nested \\frac."""
+MAX_ITEMS = 40
+LOOSE = ("", "{}")
+"""Brackets that leave the order open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Equality:
+    """same: True, False, or None where the gold cannot be read and the answer is not its copy."""
+
+    same: bool | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer, read once. nodes: its readings, most natural first; empty where only math-verify may know."""
+
+    text: str
+    key: str
+    words: str
+    nodes: tuple[Node, ...]
+
+
+@functools.lru_cache(maxsize=8192)
+def answer(text: str) -> Answer:
+    if len(text) > MAX_CHARS:
+        key = re.sub(r"\s+", "", text)
+        return Answer(text, key, "", ())
+    cleaned = clean(text)
+    nodes = [read(cleaned)]
+    if re.search(r"\d,\d{3}(?!\d)", cleaned) and not re.fullmatch(r"-?\$?\d{1,3}(,\d{3}){2,}", cleaned):
+        nodes.append(read(cleaned, thousands=False))  # 100,200 may be one number or two
+    return Answer(cleaned, text_key(cleaned), words_key(cleaned), tuple(node for node in nodes if node is not None))
+
+
+@functools.lru_cache(maxsize=65536)
+def compare(gold: str, given: str) -> Equality:
+    """The one question of the math rules. Pure: the same texts give the same answer in any process."""
+    want, have = answer(gold), answer(given)
+    if not want.key:
+        return Equality(None, "the gold answer is empty")
+    if not have.key:
+        return Equality(False, "the answer is empty")
+    if want.key == have.key:
+        return Equality(True, "as written")
+    worded = any(isinstance(node, Words) for node in (*want.nodes, *have.nodes))
+    if worded or "\\text" in want.text:
+        if want.words and want.words == have.words:
+            return Equality(True, "same words")
+        if any(isinstance(node, Words) for node in want.nodes):
+            return Equality(False, "not the gold's words")
+    if want.nodes and have.nodes:
+        try:
+            same = any(_same(a, b) for a in want.nodes for b in have.nodes)
+        except (Undefined, TooLarge) as error:
+            return Equality(False, str(error))
+        except (ArithmeticError, RecursionError, MemoryError) as error:
+            return Equality(False, f"cannot be evaluated ({type(error).__name__})")
+        if same or not any(_open(a) and _open(b) for a in want.nodes for b in have.nodes):
+            return Equality(same, "equal value" if same else "another value")
+    return _by_math_verify(want, have)
+
+
+def _open(node: Node) -> bool:
+    """Equations have more ways to be one than are tried here."""
+    return isinstance(node, Equation) and not node.name
+
+
+def _same(want: Node, have: Node) -> bool:
+    match want, have:
+        case Scalar() as a, Scalar() as b:
+            return _same_scalar(a, b)
+        case (Based(), Based()) | (Words(), Words()):
+            return want == have
+        case (Based() as based, Scalar() as plain) | (Scalar() as plain, Based() as based):
+            return _same_digits(based, plain)
+        case Colons() as a, Colons() as b:
+            return a.parts == b.parts or (not a.time and _same_ratio(a.parts, b.parts))
+        case Colons() as a, Scalar() as b:
+            return not a.time and len(a.parts) == 2 and a.parts[1] != 0 and _same_scalar(_quotient(a), b)
+        case Equation() as a, Equation() as b:
+            return _same_equation(a, b)
+        case Equation() as a, b:
+            return a.name != "" and _same(a.right, b)
+        case a, Equation() as b:
+            return (b.name != "" or _holds(b)) and _same(a, b.right)
+        case Span() as a, Span() as b:
+            return _same_spans(a, b)
+        case Span() as a, Items() as b:
+            return len(a.intervals) == 1 and _same_items(a.intervals[0], b)
+        case Items() as a, Span() as b:
+            return len(b.intervals) == 1 and _same_items(a, b.intervals[0])
+        case Items() as a, Items() as b:
+            return _same_items(a, b)
+        case Items() as a, b:
+            return len(a.items) == 1 and a.brackets in LOOSE and _same(a.items[0], b)
+        case a, Items() as b:
+            return len(b.items) == 1 and b.brackets in LOOSE and _same(a, b.items[0])
+        case Matrix() as a, Matrix() as b:
+            return _same_matrix(a, b)
+    return False
+
+
+def _quotient(colons: Colons) -> Scalar:
+    return Scalar(("num", Fraction(colons.parts[0], colons.parts[1])), False)
+
+
+def _same_matrix(want: Matrix, have: Matrix) -> bool:
+    if want.determinant != have.determinant or [len(row) for row in want.rows] != [len(row) for row in have.rows]:
+        return False
+    return all(_same(a, b) for a, b in zip(_cells(want), _cells(have), strict=True))
+
+
+def _cells(matrix: Matrix) -> list[Node]:
+    return [cell for row in matrix.rows for cell in row]
+
+
+def _same_scalar(want: Scalar, have: Scalar) -> bool:
+    want_unit, have_unit = unit_of(want.unit), unit_of(have.unit)
+    if want_unit and have_unit and want_unit != have_unit:
+        return False
+    decimal = want.decimal or have.decimal
+    if _same_tree(want.tree, have.tree, decimal):
+        return True
+    if want.percent and not have.percent:
+        return _same_tree(("div", want.tree, ("num", Fraction(100))), have.tree, decimal)
+    if have.percent and not want.percent:
+        return _same_tree(want.tree, ("div", have.tree, ("num", Fraction(100))), decimal)
+    return False
+
+
+def _same_tree(a: Tree, b: Tree, decimal: bool) -> bool:
+    if a == b:
+        return True
+    try:
+        return equal(a, b, decimal=decimal)
+    except TooLarge:
+        if a[0] != b[0] or a[0] not in ("pow", "fact"):
+            return False
+        return all(_same_tree(x, y, decimal) for x, y in zip(a[1:], b[1:], strict=True))
+
+
+def _same_digits(based: Based, plain: Scalar) -> bool:
+    """A missing base is taken from the question: 2516 is 2516_8. The value of 2516_8 in base ten is not its digits."""
+    return based.digits.isdigit() and plain.tree == ("num", Fraction(int(based.digits)))
+
+
+def _same_ratio(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    return len(a) == len(b) and any(a) and any(b) and all(x * b[0] == y * a[0] for x, y in zip(a, b, strict=True))
+
+
+def _same_items(want: Items, have: Items) -> bool:
+    if len(want.items) > MAX_ITEMS or len(have.items) > MAX_ITEMS:
+        return False
+    if want.brackets in LOOSE and have.brackets in LOOSE:
+        return _same_set(want.items, have.items)
+    if len(want.items) != len(have.items) or "{}" in (want.brackets, have.brackets):
+        return False
+    if len(want.items) == 2 and want.brackets != have.brackets and "" not in (want.brackets, have.brackets):
+        return False
+    return all(_same(a, b) for a, b in zip(want.items, have.items, strict=True))
+
+
+def _same_set(want: tuple[Node, ...], have: tuple[Node, ...]) -> bool:
+    """Each of one is matched by its own of the other; repeats within one side count once."""
+    want, have = _distinct(want), _distinct(have)
+    left = list(have)
+    for node in want:
+        found = next((other for other in left if _same(node, other)), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return not left
+
+
+def _distinct(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    kept: list[Node] = []
+    for node in nodes:
+        if not any(_same(node, other) for other in kept):
+            kept.append(node)
+    return tuple(kept)
+
+
+def _same_spans(want: Span, have: Span) -> bool:
+    if want.name != have.name and want.name and have.name:
+        return False
+    return len(want.intervals) == len(have.intervals) and _same_set(want.intervals, have.intervals)
+
+
+def _holds(equation: Equation) -> bool:
+    """Whether both sides are one constant, as in 8 - 4 = 4; then the right side is the answer."""
+    right = equation.right
+    return (
+        isinstance(right, Scalar)
+        and equation.left is not None
+        and not symbols(equation.left)
+        and _same_tree(equation.left, right.tree, right.decimal)
+    )
+
+
+def _same_equation(want: Equation, have: Equation) -> bool:
+    if want.name and have.name:
+        graphs = all(name == "y" or "(" in name for name in (want.name, have.name))
+        if want.name == have.name or "\\text" in want.name + have.name or graphs:
+            return _same(want.right, have.right)
+    if (
+        want.left is None
+        or have.left is None
+        or not isinstance(want.right, Scalar)
+        or not isinstance(have.right, Scalar)
+    ):
+        return False
+    first: Tree = ("sub", want.left, want.right.tree)
+    second: Tree = ("sub", have.left, have.right.tree)
+    if symbols(first) != symbols(second) or not symbols(first):
+        return False
+    return _proportional(first, second, decimal=want.right.decimal or have.right.decimal)
+
+
+def _proportional(a: Tree, b: Tree, *, decimal: bool) -> bool:
+    """Whether a = 0 and b = 0 are one equation up to a constant factor."""
+    ratios = []
+    for index in range(POINTS):
+        evaluate = Evaluator(index)
+        left, right = evaluate(a), evaluate(b)
+        if left == 0 or right == 0:
+            if left != right:
+                return False
+            continue
+        ratios.append(evaluate(("div", ("div", a, b), ("num", Fraction(1)))))
+    return len(ratios) > 1 and all(close(ratios[0], ratio, decimal=decimal) for ratio in ratios[1:])
+
+
+_HEAVY = re.compile(
+    r"\^\s*\{[^{}]*\^\s*\{[^{}]*\^|\^\s*\{?\s*-?\d{4,}|\d{4,}\s*!|[})]\s*!|!\s*!|\d{40,}"
+    r"|\\(?:sum|prod|int|iint|lim|bigcup|bigcap|coprod)(?![a-zA-Z])|[eE]\d{4,}"
+)
+
+
+def heavy(text: str) -> str:
+    """Why a text is not given to math-verify, or nothing: its time is exponential or unbounded in such texts."""
+    if len(text) > MAX_CHARS:
+        return f"longer than {MAX_CHARS} characters"
+    depth = deepest = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        deepest = max(deepest, depth)
+    if deepest > MAX_NESTING or text.count("\\frac") > MAX_NESTING:
+        return f"nested deeper than {MAX_NESTING}"
+    return "powers, factorials or sums too large to evaluate" if _HEAVY.search(text) else ""
+
+
+def _by_math_verify(want: Answer, have: Answer) -> Equality:
+    if reason := heavy(have.text):
+        return Equality(False, reason)
+    if reason := heavy(want.text):
+        return Equality(None, f"the gold answer is {reason}")
+    from math_verify import verify
+
+    gold = _parsed(want.text)
+    if not gold:
+        return Equality(None, "the gold answer is no formula that can be read")
+    given = _parsed(have.text)
+    if not given:
+        return Equality(False, "the answer is no formula that can be read")
+    same = bool(verify(gold, given, timeout_seconds=None))
+    return Equality(same, "equal by math-verify" if same else "not equal by math-verify")
+
+
+@functools.lru_cache(maxsize=8192)
+def _parsed(text: str) -> list[Any]:
+    """math-verify's reading of a boxed text, without its strings: those were compared before.
+
+    The limits of math-verify are alarms, which only work on a main thread and break timers of others; the guards
+    above and the pool's deadline stand in for them.
+    """
+    from math_verify import LatexExtractionConfig, parse
+
+    for name in ("math_verify.parser", "math_verify.grader"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    config = [LatexExtractionConfig(boxed_match_priority=0)]
+    found = parse(f"\\boxed{{{text}}}", extraction_config=config, extraction_mode="first_match", parsing_timeout=None)  # type: ignore[arg-type]
+    return [item for item in found if not isinstance(item, str)]

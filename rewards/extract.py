@@ -1,0 +1,117 @@
+"""Where the answer is in a completion: after the thinking, in the last box, in the last code block."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_BARE_NUMBER = re.compile(r"[-+]?\d[\d.,/]*(?<![.,/])")
+_DELIMITERS = re.compile(r"\\[()\[\]]|\$|[*\s.]|\\(?:quad|qquad|[,;! ])|&|\\\\")
+_JOINER = re.compile(r"(?:[,;]|,?\s*(?:\\text\{\s*)?(?:and|or)(?:\s*\})?|)")
+_NAMED = re.compile(r"(?:[a-zA-Z](?:_\{?\w\}?)?=)?")
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*$", re.MULTILINE)
+
+
+def after_thinking(completion: str, prompt: str = "") -> str | None:
+    """The part that answers: behind the last `</think>`, before any later `<think>`. None inside an open block."""
+    _, closed, answer = completion.rpartition(THINK_CLOSE)
+    if not closed and prompt.rstrip().endswith(THINK_OPEN):
+        return None
+    before, opened, _ = answer.partition(THINK_OPEN)
+    if not opened:
+        return answer
+    return before if closed or before.strip() else None
+
+
+def _braces(text: str) -> dict[int, int]:
+    """Opening brace -> closing brace, in one pass; escaped braces do not count."""
+    open_at: list[int] = []
+    pairs: dict[int, int] = {}
+    for match in _BRACE.finditer(text):
+        if match.group() == "{":
+            open_at.append(match.start())
+        elif match.group() == "}" and open_at:
+            pairs[open_at.pop()] = match.start()
+    return pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    start: int
+    end: int
+    content: str
+
+
+def boxes(text: str) -> list[Box]:
+    r"""All closed, outermost `\boxed{...}` and `\fbox{...}` (or `\boxed 5` around a bare number), in order."""
+    if "box" not in text:
+        return []
+    pairs = _braces(text)
+    found: list[Box] = []
+    at = 0
+    while match := _BOX.search(text, at):
+        at = match.end()
+        if at in pairs:
+            found.append(Box(match.start(), pairs[at] + 1, text[at + 1 : pairs[at]]))
+            at = pairs[at] + 1
+        elif number := _BARE_NUMBER.match(text, at):
+            found.append(Box(match.start(), number.end(), number.group()))
+            at = number.end()
+    return found
+
+
+def unboxed(content: str) -> str:
+    """Box content without the boxes inside it."""
+    if "box" not in content:
+        return content.strip()
+    pairs = _braces(content)
+    drop: set[int] = set()
+    for match in _BOX.finditer(content):
+        if match.end() in pairs:
+            drop.update(range(match.start(), match.end() + 1), (pairs[match.end()],))
+    return "".join(char for i, char in enumerate(content) if i not in drop).strip()
+
+
+def last_box(text: str) -> str | None:
+    r"""Content of the last box, or of the last boxes where only `and`, `or` or a comma stands between them.
+
+    `\boxed{5}. Wait: \boxed{6}` is 6; `\boxed{1} and \boxed{-2}` is the list 1, -2. Empty boxes do not count.
+    """
+    found = [box for box in boxes(text) if box.content.strip(" \t\n~$")]
+    if not found:
+        return None
+    parts = [unboxed(found[-1].content)]
+    for left, right in zip(found[-2::-1], found[:0:-1], strict=True):
+        between = _DELIMITERS.sub("", text[left.end : right.start])
+        joiner = _JOINER.match(between)
+        if joiner is None or not _NAMED.fullmatch(between[joiner.end() :]):
+            break
+        parts.insert(0, unboxed(left.content))
+    return ", ".join(dict.fromkeys(parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced code block. `closed` is False where the completion ends before its fence."""
+
+    language: str
+    code: str
+    closed: bool
+
+
+def code_blocks(text: str) -> list[Block]:
+    blocks: list[Block] = []
+    fence, language, start = "", "", 0
+    for match in _FENCE.finditer(text):
+        if not fence:
+            fence, language, start = match.group(1), match.group(2).lower(), match.end() + 1
+        elif match.group(1).startswith(fence) and not match.group(2):
+            blocks.append(Block(language, text[start : match.start()], True))
+            fence = ""
+    if fence:
+        blocks.append(Block(language, text[start:], False))
+    return blocks

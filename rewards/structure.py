@@ -1,0 +1,358 @@
+r"""What shape an answer has: number with unit, list, set, tuple or interval, matrix, equation, inequality, words.
+
+`read` takes a cleaned text and returns a node, or None where the shape is not known here.
+"""
+
+# ruff: noqa: RUF001  (look-alike characters are what is mapped here)
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from slmgrpo.rewards.latex import Tree, clean, parse
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    tree: Tree
+    decimal: bool
+    percent: bool = False
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Colons:
+    """7:32 or 3:2, as whole numbers."""
+
+    parts: tuple[int, ...]
+    time: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Based:
+    digits: str
+    base: str
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Several values. brackets: "" for a bare list, "{}" for a set, else the pair as in "(]"."""
+
+    brackets: str
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A union of intervals, sorted as written; `name` is the variable where it was an inequality."""
+
+    intervals: tuple[Items, ...]
+    name: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    rows: tuple[tuple[Node, ...], ...]
+    determinant: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """left = right; `name` is the left side's text where it only names the value, as in x = 5 or f(x) = 2x."""
+
+    left: Tree | None
+    right: Node
+    name: str
+
+
+Node = Scalar | Words | Colons | Based | Items | Span | Matrix | Equation
+
+_TEXT = re.compile(r"\\(?:text|mathrm)\s*\{([^{}]*)\}")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z'’.\- ]*")
+_COLONS = re.compile(r"\d+(?:\s*:\s*\d+)+")
+_BASED = re.compile(r"([0-9A-Fa-f]+)\s*_\s*(?:\{\s*(?:\\text\s*\{)?\s*([a-zA-Z]+|\d+)\s*\}?\s*\}|(\d+))")
+_MATRIX = re.compile(r"\\begin\{([pbvBV]?)matrix\}(.*)\\end\{\1matrix\}", re.DOTALL)
+_RELATION = re.compile(r"\\leq|\\geq|\\lt(?![a-zA-Z])|\\gt(?![a-zA-Z])|<|>")
+_NAME = re.compile(r"(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_\s*(?:\w|\{\w+\}))?'*(?:\s*\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])*\s*\))?")
+_NAMED_TEXT = re.compile(r"(?:\\text\s*\{[^{}]*\}|[A-Z]{2,3}|\\angle\s*\w+)")
+_JOIN = re.compile(r"(?:,\s*)?(?:\\text\s*\{\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z]))")
+_OR = re.compile(r"\\text\s*\{\s*or\s*\}|(?<![a-zA-Z\\])or(?![a-zA-Z])|\\lor(?![a-zA-Z])")
+_UNIT = re.compile(
+    r"""(?P<number>.*?[\d})\]!])\s*(?P<unit>
+    (?:\\degree\s*)?(?:\\(?:text|mathrm)\s*\{[^{}]*\}\s*(?:\^\s*(?:\{\s*-?\d\s*\}|-?\d))?\s*[/*.]?\s*)+
+  | \\degree\s*(?:[CFK])?
+  | (?:(?<=\s)|(?<=\d))(?!(?:sqrt|pi|exp|sin|cos|tan|log|ln|and|or|cot|sec|csc)(?![a-zA-Z]))[a-zA-Z]{3,}[a-zA-Z /.^0-9]*
+  | \s(?:mm|cm|m|km|in|ft|mi|s|h|hr|g|kg|lb|oz|L|mL|mph)(?:\s*\^\s*(?:\{\s*\d\s*\}|\d))?
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
+_MONEY = re.compile(r"^(-?)\s*(?:\\\$|\$|€|£|¥|\\text\s*\{\s*\\?\$\s*\})\s*|\s*(?:\\\$|€|£)$")
+_PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*(?:\\?%|percent)\s*\}|percent(?:age)?)\s*$")
+_NUMERAL_WORDS = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8",
+                  "nine": "9", "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
+
+
+def words_key(text: str) -> str:
+    """For answers in words: no markup, case, outer brackets or punctuation."""
+    text = _TEXT.sub(r" \1 ", text)
+    return " ".join(re.sub(r"[\\${}()\[\]\"'.,;:!?*~-]+", " ", text).casefold().split())
+
+
+def text_key(text: str) -> str:
+    """For answers as written: no spaces, no braces around one character, no text markup."""
+    text = re.sub(r"\s+", "", _TEXT.sub(r"\1", text))
+    return re.sub(r"(?<=[\^_])\{(\w)\}", r"\1", text)
+
+
+def split_top(text: str, separators: str, *, thousands: bool = True) -> list[str]:
+    """Split where brackets are closed; a comma inside 10,080 does not split while `thousands` holds."""
+    parts, depth, start, i = [], 0, 0, 0
+    while i < len(text):
+        char = text[i]
+        if char == "\\" and text[i + 1 : i + 2] not in ("{", "}"):
+            i += 2
+            continue
+        if char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+        elif depth == 0 and char in separators and not (thousands and char == "," and _inside_number(text, i)):
+            parts.append(text[start:i])
+            start = i + 1
+        i += 1
+    return [part.strip() for part in (*parts, text[start:])]
+
+
+def _inside_number(text: str, i: int) -> bool:
+    before = re.search(r"(?<![\d.])\d{1,3}(?:,\d{3})*$", text[max(0, i - 40) : i])
+    return before is not None and re.match(r",\d{3}(?!\d)", text[i:]) is not None
+
+
+def _matching(text: str) -> bool:
+    """Whether the bracket that opens the text closes at its very end."""
+    depth = 0
+    for match in re.finditer(r"\\[{}]|[()\[\]{}]", text):
+        depth += 1 if match.group()[-1] in "([{" else -1
+        if depth == 0:
+            return match.end() == len(text)
+    return False
+
+
+def _scalar(text: str) -> Scalar | None:
+    percent = _PERCENT.search(text)
+    if percent:
+        text = text[: percent.start()]
+    text = _MONEY.sub(r"\1", text)
+    if re.fullmatch(r"-?\d{1,3}(?: \d{3})+", text):
+        text = text.replace(" ", "")
+    unit = ""
+    if not re.fullmatch(r"[-+\d.,/\s]*", text) and (match := _UNIT.fullmatch(text)) and _numeric(match["number"]):
+        text, unit = match["number"], match["unit"]
+    try:
+        tree, decimal = parse(text)
+    except ValueError:  # Unread, or a numeral that Python refuses
+        return None
+    return Scalar(tree, decimal, percent is not None, unit.strip())
+
+
+def _numeric(text: str) -> bool:
+    """Whether what stands before a unit is a number: no letters besides commands, pi and e."""
+    return (
+        re.search(r"(?<![a-zA-Z\\])(?!(?:pi|e|sqrt)(?![a-zA-Z]))[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "\\\\", text)) is None
+    )
+
+
+def read(text: str, *, thousands: bool = True, depth: int = 0) -> Node | None:
+    if not text or depth > 4:
+        return None
+    whole = _TEXT.fullmatch(text)
+    if whole and re.search(r"\d", whole.group(1)):
+        return read(clean(whole.group(1)), thousands=thousands, depth=depth + 1)
+    if _is_words(text):
+        return Words(words_key(text))
+    if _COLONS.fullmatch(text):
+        return Colons(
+            tuple(int(part[:9]) for part in text.split(":")), re.fullmatch(r"\d{1,2}:\d\d(:\d\d)?", text) is not None
+        )
+    if based := _BASED.fullmatch(text):
+        base = based.group(2) or based.group(3)
+        return Based(based.group(1).upper(), _NUMERAL_WORDS.get(base.lower(), base))
+    if matrix := _MATRIX.fullmatch(text):
+        return _matrix(matrix.group(1), matrix.group(2))
+    for reader in (_union, _relation, _list, _equation, _bracketed, _plus_minus):
+        node = reader(text, thousands, depth)
+        if node is not NOT_THIS:
+            return node if not isinstance(node, _NotThis) else None
+    return _scalar(text)
+
+
+class _NotThis:
+    """A reader's answer where the text does not have its shape (None: it has, but cannot be read)."""
+
+
+NOT_THIS = _NotThis()
+Try = Node | None | _NotThis
+
+
+def _is_words(text: str) -> bool:
+    bare = _TEXT.sub(" ", text)
+    if bare.strip(" ()") == "" and bare != text:
+        return True
+    return len(text) >= 3 and _WORDS.fullmatch(text) is not None and _scalar_word(text) is None
+
+
+def _scalar_word(text: str) -> Scalar | None:
+    """A run of letters that is a formula: xy, pi, abc. Longer runs are words."""
+    if re.fullmatch(r"(?:pi|inf|infinity)|[a-zA-Z]{1,2}|[abcxyz]{3}|[a-z](?:\s+[a-z])*", text):
+        return _scalar(text)
+    return None
+
+
+def _matrix(kind: str, body: str) -> Matrix | None:
+    rows = []
+    for row in re.split(r"\\\\(?:\[[^\]]*\])?", body.strip()):
+        cells = [read(clean(cell), depth=3) for cell in row.split("&")]
+        if row.strip():
+            rows.append(cells)
+    if not rows or any(cell is None for row in rows for cell in row):
+        return None
+    return Matrix(tuple(tuple(cell for cell in row if cell is not None) for row in rows), kind in ("v", "V"))
+
+
+def _union(text: str, thousands: bool, depth: int) -> Try:
+    text = re.sub(r"^[a-zA-Z]\s*\\in(?![a-zA-Z])\s*", "", text)
+    parts = [part.strip() for part in re.split(r"\\cup(?![a-zA-Z])", text)]
+    inequality = _OR.search(text) is not None and _RELATION.search(text) is not None
+    if inequality:
+        spans = [_relation(part.strip(" ,"), thousands, depth) for part in _OR.split(text)]
+        if not all(isinstance(span, Span) for span in spans):
+            return None
+        return Span(tuple(i for span in spans if isinstance(span, Span) for i in span.intervals), _span_name(spans))
+    if len(parts) == 1:
+        return NOT_THIS
+    nodes = [_bracketed(part, thousands, depth) for part in parts]
+    if all(isinstance(node, Items) and len(node.items) == 2 and node.brackets != "{}" for node in nodes):
+        return Span(tuple(node for node in nodes if isinstance(node, Items)))
+    return None
+
+
+def _span_name(spans: list[Try]) -> str:
+    names = {span.name for span in spans if isinstance(span, Span)}
+    return names.pop() if len(names) == 1 else ""
+
+
+def _relation(text: str, thousands: bool, depth: int) -> Try:
+    signs = [match.group() for match in _RELATION.finditer(text)]
+    if not signs:
+        return NOT_THIS
+    parts = [part.strip() for part in _RELATION.split(text)]
+    if len(signs) > 2 or "=" in text or "," in text:
+        return None
+    up = ["\\leq" if sign == "\\leq" else "<" for sign in signs if sign in ("\\leq", "<", "\\lt")]
+    if len(up) not in (0, len(signs)):
+        return None
+    closed = [sign in ("\\leq", "\\geq") for sign in signs]
+    if not up:
+        parts, closed = parts[::-1], closed[::-1]
+    infinite = ("const", "oo")
+    if len(parts) == 2:
+        low_name, high_name = _NAME.fullmatch(parts[0]), _NAME.fullmatch(parts[1])
+        if (low_name is None) == (high_name is None):
+            return None
+        parts = [*parts, ""] if high_name else ["", *parts]
+        closed = [*closed, False] if high_name else [False, *closed]
+    if _NAME.fullmatch(parts[1]) is None:
+        return None
+    low = Scalar(("neg", infinite), False) if parts[0] == "" else _scalar(parts[0])
+    high = Scalar(infinite, False) if parts[2] == "" else _scalar(parts[2])
+    if low is None or high is None:
+        return None
+    brackets = ("[" if closed[0] else "(") + ("]" if closed[1] else ")")
+    return Span((Items(brackets, (low, high)),), parts[1])
+
+
+def _list(text: str, thousands: bool, depth: int) -> Try:
+    joined = _JOIN.sub(",", text)
+    parts = [part for part in split_top(joined, ",;", thousands=thousands) if part]
+    if len(parts) < 2:
+        return NOT_THIS
+    nodes = [read(part, thousands=thousands, depth=depth + 1) for part in parts]
+    if any(node is None for node in nodes):
+        return None
+    flat: list[Node] = []
+    for node in nodes:
+        flat.extend(
+            node.items if isinstance(node, Items) and node.brackets == "" else [node] if node is not None else []
+        )
+    return Items("", tuple(_same_name_dropped(flat)))
+
+
+def _same_name_dropped(nodes: list[Node]) -> list[Node]:
+    """x = 1, x = -2 and x = 1, -2 are the values 1, -2."""
+    names = {node.name for node in nodes if isinstance(node, Equation)}
+    if (
+        len(names) == 1
+        and isinstance(nodes[0], Equation)
+        and nodes[0].name
+        and not isinstance(nodes[0].right, Equation)
+    ):
+        return [node.right if isinstance(node, Equation) else node for node in nodes]
+    return nodes
+
+
+def _equation(text: str, thousands: bool, depth: int) -> Try:
+    if r"\approx" in text:
+        before, _, after = (part.strip() for part in text.partition(r"\approx"))
+        return read(after if _NAME.fullmatch(before) else before, thousands=thousands, depth=depth + 1)
+    if r"\in" in text and (match := re.match(r"[a-zA-Z]\s*\\in(?![a-zA-Z])\s*(.+)", text, re.DOTALL)):
+        return read(match.group(1), thousands=thousands, depth=depth + 1)
+    sides = [side.strip() for side in re.split(r"(?<![<>!:])=", text)]
+    if len(sides) == 1:
+        return NOT_THIS
+    named = _NAME.fullmatch(sides[0]) or _NAMED_TEXT.fullmatch(sides[0])
+    if len(sides) > 2 and not named:
+        return None
+    right = read(sides[-1], thousands=thousands, depth=depth + 1)
+    if right is None or not all(sides):
+        return None
+    left: Tree | None = None
+    try:
+        left = parse(sides[0])[0]
+    except ValueError:
+        if not named:
+            return None
+    return Equation(left, right, text_key(sides[0]) if named else "")
+
+
+def _bracketed(text: str, thousands: bool, depth: int) -> Try:
+    if text.startswith("\\{") and text.endswith("\\}") and _matching(text):
+        inside, brackets = text[2:-2].strip(), "{}"
+    elif text[:1] in ("(", "[") and text[-1:] in (")", "]") and _matching(text):
+        inside, brackets = text[1:-1].strip(), text[0] + text[-1]
+    else:
+        return NOT_THIS
+    if brackets != "{}" and len(split_top(inside, ",;", thousands=thousands)) < 2:
+        return NOT_THIS
+    if brackets == "{}" and ("|" in inside or ":" in inside):
+        return None
+    node = read(inside, thousands=thousands, depth=depth + 1)
+    if node is None:
+        return None
+    return Items(brackets, node.items if isinstance(node, Items) and node.brackets == "" else (node,))
+
+
+def _plus_minus(text: str, thousands: bool, depth: int) -> Try:
+    if not re.search(r"\\(?:pm|mp)(?![a-zA-Z])", text):
+        return NOT_THIS
+    upper = re.sub(r"\\mp(?![a-zA-Z])", "-", re.sub(r"\\pm(?![a-zA-Z])", "+", text))
+    lower = re.sub(r"\\mp(?![a-zA-Z])", "+", re.sub(r"\\pm(?![a-zA-Z])", "-", text))
+    nodes = [_scalar(upper), _scalar(lower)]
+    if any(node is None for node in nodes):
+        return None
+    return Items("", tuple(node for node in nodes if node is not None))
