@@ -141,7 +141,7 @@ class PromptSampler:
             self._draw_step()
 
     def _fingerprint(self) -> str:
-        what = [self._seed, self._count, self._shares, [[row["id"] for row in own] for own in self._by_source]]
+        what = [self._seed, self._count, self._shares, [sorted(row["id"] for row in own) for own in self._by_source]]
         return blake2b(json.dumps(what).encode(), digest_size=16).hexdigest()
 
     def _restart(self) -> None:
@@ -199,10 +199,7 @@ def _load(source: Source, index: int, base: Path, need: set[str], notes: list[st
         row["task"] = str(row["task"]) if row.get("task") not in (None, "") else records.task
         rows.append(row | {"source_index": index, "source_weight": source.weight})
     if complaints:
-        shown = [
-            f"{places[0]}: {what}" + (f" (and {len(places) - 1} more rows)" if len(places) > 1 else "")
-            for what, places in islice(complaints.items(), 8)
-        ]
+        shown = [f"{places[0]}: {what}{_and_more(len(places) - 1)}" for what, places in islice(complaints.items(), 8)]
         if len(complaints) > len(shown):
             shown.append(f"{source.source}: {len(complaints) - len(shown)} more kinds of unreadable row")
         raise RecipeError("\n".join(shown))
@@ -212,6 +209,10 @@ def _load(source: Source, index: int, base: Path, need: set[str], notes: list[st
         f"{source.source}: column `{name}` is left out, rules know the run's own by it" for name in sorted(left_out)
     ]
     return rows
+
+
+def _and_more(count: int) -> str:
+    return f" (and {count} more row{'s' * (count > 1)})" if count else ""
 
 
 def _row(record: Mapping[str, Any], source: Source, need: set[str]) -> Row:

@@ -41,7 +41,7 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A completion's reasoning and answer; behind a `<think>` that was left open (not `closed`) there is no answer."""
+    """A completion's reasoning and answer. closed: no `<think>` was left open; behind an open one is no answer."""
 
     think: str
     answer: str
@@ -71,14 +71,14 @@ def columns(prompt: Prompt) -> set[str]:
 
 
 def parts(text: str, prefill: str = "") -> Parts:
-    """Take a completion apart: reasoning is what stands in think tags, the answer what follows the last closed one."""
+    """Take a completion apart: reasoning stands in think tags, the answer behind the last closed one."""
     whole = prefill + text
     before, closed, after = whole.rpartition("</think>")
     answer, opened, rest = after.partition("<think>")
     think = before.replace("<think>", "\n").replace("</think>", "\n") if closed else ""
     if not opened:
         return Parts(think.strip(), answer.strip(), True)
-    return Parts("\n".join(filter(None, (think.strip(), rest.strip()))), answer.strip() if closed else "", False)
+    return Parts("\n".join(filter(None, (think.strip(), rest.strip()))), answer.strip(), False)
 
 
 def set_chat_template(tokenizer: Any, model: Model, base: Path | None = None) -> None:
