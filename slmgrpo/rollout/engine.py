@@ -44,6 +44,8 @@ class Engine(Protocol):
     """Writes completions with the policy's current adapter."""
 
     name: str
+    end_ids: frozenset[int]
+    """Tokens that end a completion by themselves."""
 
     def generate(self, requests: list[Request], *, step: int) -> Iterator[Completion]:
         """Yield every completion of every request once, in any order, as they finish."""

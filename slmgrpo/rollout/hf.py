@@ -112,7 +112,7 @@ class HfEngine:
         self._sampling = settings
         self._seed = seed
         self._max_batch_tokens = max_batch_tokens
-        self._ends = end_ids(self._causal, tokenizer)
+        self.end_ids = end_ids(self._causal, tokenizer)
         self._stops = StopTexts(settings.stop, tokenizer) if settings.stop else None
 
     def generate(self, requests: list[Request], *, step: int) -> Iterator[Completion]:
@@ -227,7 +227,7 @@ class HfEngine:
         for row, token_id, log_prob in zip(rows, drawn.token_ids.tolist(), drawn.log_probs.tolist(), strict=True):
             row.token_ids.append(token_id)
             row.log_probs.append(log_prob)
-            if token_id in self._ends or (self._stops is not None and self._stops.ended(row.token_ids)):
+            if token_id in self.end_ids or (self._stops is not None and self._stops.ended(row.token_ids)):
                 row.finish = "stop"
             elif len(row.token_ids) >= row.request.max_tokens:
                 row.finish = "length"

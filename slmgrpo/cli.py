@@ -1,0 +1,229 @@
+"""The commands: parse, call, print; imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slmgrpo.errors import RecipeError, SlmgrpoError
+from slmgrpo.interrupt import Interrupted
+
+app = typer.Typer(
+    name="slmgrpo",
+    help="GRPO fine-tuning of small language models from YAML recipes.\n\n"
+    "Start with `slmgrpo train recipes/quickstart.yaml`: three minutes on a laptop, no GPU, no downloads.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+recipes_app = typer.Typer(help="List, show, copy and compare recipes.", invoke_without_command=True)
+app.add_typer(recipes_app, name="recipes")
+
+RecipeArg = Annotated[str, typer.Argument(help="A recipe file, or the name of a packaged one.", metavar="RECIPE")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a value, as in `--set train.steps=20`.", metavar="KEY=VALUE")
+]
+GpusOption = Annotated[int, typer.Option(help="GPUs to plan for.", min=1)]
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")]
+
+
+@app.command()
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe file, or the name of a packaged one.")] = None,
+    overrides: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory; by default runs/NAME-DATE-TIME.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run; by default the recipe's.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run from its last checkpoint.")] = None,
+) -> None:
+    """Train a recipe and write a run directory.
+
+    Example: `slmgrpo train recipes/quickstart.yaml --set train.steps=20`
+    """
+    from slmgrpo import plan as plans
+    from slmgrpo import run as runs
+
+    if (recipe is None) == (resume is None):
+        raise RecipeError("train: give a recipe, or --resume RUN; `slmgrpo recipes` lists the packaged ones")
+    if resume is not None:
+        if overrides or out or name:
+            raise RecipeError(
+                "train: --resume goes on with the run as it is; start a new run to use --set, --out, --name"
+            )
+        from slmgrpo.recipe import Recipe
+
+        run = runs.open_run(resume)
+        spec = Recipe.model_validate(run.read_json("recipe.json"))
+        base = Path(run.read_json("env.json")["base"])
+    else:
+        from slmgrpo.recipe_load import load
+
+        assert recipe is not None
+        loaded = load(recipe, overrides or ())
+        run, base = None, loaded.base
+        spec = loaded.recipe.model_copy(update={"name": name}) if name else loaded.recipe
+    _train(spec, plans.plan(spec, base=base), base, out, run)
+
+
+def _train(spec, plan, base: Path, out: Path | None, run) -> None:
+    from rich.console import Console
+
+    from slmgrpo import view
+    from slmgrpo.train import train as run_training
+
+    console = Console()
+    try:
+        with view.LiveView(console, plan.steps) as live:
+            outcome = run_training(spec, plan, base=base, out=out, resume=run, observer=live)
+    except Interrupted as stop:
+        console.print(f"{stop}: saved. Go on with `slmgrpo train --resume RUN`; `ls -t runs` shows the newest.")
+        raise
+    metrics = [json.loads(line) for line in outcome.run.metrics.read_text().splitlines()]
+    console.print(view.summary(spec.name, metrics, outcome.before, outcome.after))
+    console.print(f"\nrun: {outcome.run.path}", soft_wrap=True)
+    console.print(
+        f"next: slmgrpo train {spec.name} --set train.steps={2 * plan.steps}\n"
+        f"      slmgrpo recipes copy {spec.name} my_{spec.name}.yaml",
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def plan(recipe: RecipeArg, gpus: GpusOption = 1, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+    """Show every derived number of a recipe, without torch, a GPU or a download.
+
+    Example: `slmgrpo plan recipes/code_3b.yaml --gpus 8`
+    """
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from slmgrpo import plan as plans
+    from slmgrpo import view
+    from slmgrpo.recipe_load import load
+
+    loaded = load(recipe, overrides or ())
+    planned = plans.plan(loaded, gpus=gpus)
+    if as_json:
+        typer.echo(json.dumps(asdict(planned), indent=2))
+    else:
+        Console().print(view.pairs_table(plans.describe(planned)))
+
+
+@recipes_app.callback()
+def recipes(ctx: typer.Context) -> None:
+    """List the packaged recipes; `show`, `copy` and `diff` work on them and on your own."""
+    if ctx.invoked_subcommand:
+        return
+    from rich.console import Console
+
+    from slmgrpo import view
+    from slmgrpo.recipe_show import list_recipes
+
+    Console().print(view.pairs_table([(listed.name, listed.description) for listed in list_recipes()]))
+
+
+@recipes_app.command()
+def show(recipe: RecipeArg, overrides: SetOption = None) -> None:
+    """Print a recipe with its parents merged in and each value's origin as a comment.
+
+    Example: `slmgrpo recipes show code_3b`
+    """
+    from slmgrpo.recipe_load import load
+    from slmgrpo.recipe_show import show as text_of
+
+    typer.echo(text_of(load(recipe, overrides or ())), nl=False)
+
+
+@recipes_app.command()
+def copy(
+    recipe: Annotated[str, typer.Argument(help="A packaged recipe, or a file.", metavar="RECIPE")],
+    to: Annotated[Path, typer.Argument(help="The new file.", metavar="TO")],
+) -> None:
+    """Make a recipe of your own to edit.
+
+    Example: `slmgrpo recipes copy math_1.5b my_math.yaml`
+    """
+    from slmgrpo.recipe_show import copy_recipe
+
+    made = copy_recipe(recipe, to)
+    typer.echo(f"{made}: edit it, then `slmgrpo check {made}` and `slmgrpo train {made}`")
+
+
+@recipes_app.command()
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help="A recipe.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+) -> None:
+    """Show the values in which two recipes differ.
+
+    Example: `slmgrpo recipes diff math_3b code_3b`
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from slmgrpo.recipe_load import load
+    from slmgrpo.recipe_show import diff as differences
+
+    table = Table("key", a, b, box=None, pad_edge=False, header_style="bold")
+    for difference in differences(load(a), load(b)):
+        table.add_row(difference.key, difference.a or "-", difference.b or "-")
+    Console().print(table)
+
+
+@app.command()
+def doctor() -> None:
+    """Show what is installed, which device and engines can run, how strong the sandbox is, and what mends a gap.
+
+    Example: `slmgrpo doctor`
+    """
+    from rich.console import Console
+
+    from slmgrpo import doctor as clinic
+    from slmgrpo import view
+
+    found = clinic.examine()
+    marks = {"ok": "", "absent": "(optional) ", "fault": "FAULT: "}
+    rows = [(f.name, f"{marks[f.state]}{f.detail}" + (f"; {f.mend}" if f.mend else "")) for f in found]
+    Console().print(view.pairs_table(rows))
+    if any(f.state == "fault" for f in found):
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Run a command; a user's mistake prints its message and exits 2, a broken run 1, a signal 128 + its number."""
+    logging.lastResort = None
+    try:
+        app(standalone_mode=True)
+    except Interrupted as stop:
+        _leave(stop.exit_code)
+    except SlmgrpoError as error:
+        typer.echo(str(error), err=True)
+        _leave(error.exit_code)
+    except BrokenPipeError:
+        _leave(0)
+
+
+def _leave(code: int) -> None:
+    sys.stderr.flush()
+    with _ignore_closed_pipe():
+        sys.stdout.flush()
+    sys.exit(code)
+
+
+@contextmanager
+def _ignore_closed_pipe() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

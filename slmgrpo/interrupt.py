@@ -1,0 +1,51 @@
+"""Ctrl-C and SIGTERM as an exception that never falls into a half-done step."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+
+class Interrupted(BaseException):
+    """A signal asked the run to stop; the exit code is 128 + its number (130 or 143)."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.exit_code = 128 + number
+
+
+class Interrupts:
+    """Installs the handlers; inside `held()` a signal waits for the end of the block, a second one does not."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._pending: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        self._before = {n: signal.signal(n, self._on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._depth and self._pending is None:
+            self._pending = number
+            return
+        self._pending = number
+        raise Interrupted(number)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+        if self._pending is not None and not self._depth:
+            raise Interrupted(self._pending)

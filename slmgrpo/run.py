@@ -1,0 +1,231 @@
+"""The run directory: names, files, checkpoints with checksums, resume, environment snapshot."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TextIO
+
+from slmgrpo.errors import RecipeError, RunError
+
+PACKAGES = ("slmgrpo", "torch", "transformers", "peft", "trl", "unsloth", "vllm", "bitsandbytes", "math-verify")
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths and files of one run. Whole files appear by rename, streams grow by whole lines."""
+
+    path: Path
+    _lock: list[TextIO] = field(default_factory=list, repr=False, compare=False)
+
+    # names
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def eval_dir(self, step: int, suite: str) -> Path:
+        return self.path / "eval" / f"step_{step}" / suite
+
+    # files
+    def write_json(self, name: str, value: Any) -> None:
+        write_text(self.path / name, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+
+    def read_json(self, name: str) -> Any:
+        try:
+            return json.loads((self.path / name).read_text())
+        except FileNotFoundError:
+            raise RecipeError(f"{self.path}: no {name}, so this is not a run directory of slmgrpo") from None
+        except json.JSONDecodeError as error:
+            raise RecipeError(f"{self.path / name}: not readable as JSON ({error}); was it edited?") from None
+
+    def append(self, stream: Path, values: Iterable[dict[str, Any]]) -> None:
+        text = "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
+        with stream.open("a", encoding="utf-8") as file:
+            file.write(text)
+
+    def status(self, state: str, step: int, **more: Any) -> None:
+        """state: running, finished, interrupted or failed."""
+        now = datetime.now().isoformat(timespec="seconds")
+        self.write_json("status.json", {"state": state, "step": step, "pid": os.getpid(), "time": now, **more})
+
+    def lock(self) -> None:
+        """Refuse a second process in this directory; the lock goes with the process."""
+        file = (self.path / "lock").open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RecipeError(
+                f"{self.path}: another process is training in this directory; wait for it, or choose another --out"
+            ) from None
+        self._lock.append(file)
+
+    # checkpoints
+    def save_checkpoint(self, step: int, write: Callable[[Path], None], keep: int) -> Path:
+        """`write(folder)` fills a new folder; it gets its name only when whole, with a checksum of every file."""
+        final = self.checkpoints / f"step_{step}"
+        if final.exists():
+            return final
+        partial = self.checkpoints / f".partial_{step}_{os.getpid()}"
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            partial.mkdir(parents=True)
+            write(partial)
+            sums = {f.relative_to(partial).as_posix(): sha256(f) for f in sorted(partial.rglob("*")) if f.is_file()}
+            write_text(partial / MANIFEST, json.dumps({"step": step, "sha256": sums}, indent=2) + "\n")
+            partial.rename(final)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            kept = self.latest_checkpoint()[0]
+            state = f"the last good checkpoint is {kept}" if kept else "no checkpoint was saved yet"
+            raise RunError(
+                f"{final}: could not be written ({error.strerror or error}); {state}. Free some space, then "
+                f"`slmgrpo train --resume {self.path}`"
+            ) from error
+        for old in self.steps()[:-keep]:
+            shutil.rmtree(self.checkpoints / f"step_{old}")
+        return final
+
+    def steps(self) -> list[int]:
+        if not self.checkpoints.is_dir():
+            return []
+        return sorted(int(f.name[5:]) for f in self.checkpoints.glob("step_*") if f.name[5:].isdigit())
+
+    def latest_checkpoint(self) -> tuple[Path | None, list[str]]:
+        """The newest whole checkpoint, and a message for each newer one that is damaged."""
+        messages = []
+        for step in reversed(self.steps()):
+            folder = self.checkpoints / f"step_{step}"
+            fault = damage(folder)
+            if fault is None:
+                return folder, messages
+            messages.append(f"{folder}: damaged ({fault}); using the one before")
+        return None, messages
+
+    def rewind(self, step: int) -> None:
+        """Cut the streams behind `step`, so that metrics go on without gap or double after a resume."""
+        for stream in (self.metrics, self.samples):
+            if not stream.exists():
+                continue
+            kept = []
+            with stream.open(encoding="utf-8") as file:
+                for line in file:
+                    if not line.endswith("\n") or json.loads(line)["step"] > step:
+                        break
+                    kept.append(line)
+            write_text(stream, "".join(kept))
+
+
+def create(name: str, out: Path | None, root: Path = Path("runs")) -> RunDir:
+    """A new directory `root/NAME-DATE-TIME`, or exactly `out`; a used one is refused with its ways out."""
+    if out is None:
+        stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+        path = root / stem
+        count = 1
+        while path.exists():
+            count += 1
+            path = root / f"{stem}-{count}"
+    else:
+        path = out
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RecipeError(
+                f"{path}: already in use; continue that run with `slmgrpo train --resume {path}`, "
+                "choose another --out, or remove it"
+            )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be made ({error.strerror}); choose another place with --out") from None
+    return RunDir(path)
+
+
+def open_run(path: Path) -> RunDir:
+    if not path.is_dir():
+        raise RecipeError(f"{path}: no such run directory; `ls runs` shows those that are there")
+    run = RunDir(path)
+    run.read_json("recipe.json")
+    return run
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine and command line, for env.json."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "time": datetime.now().isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "packages": versions,
+    }
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write by rename, so that a reader sees the old file or the new one, never a half."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint folder, or None."""
+    try:
+        sums = json.loads((folder / MANIFEST).read_text())["sha256"]
+    except (OSError, ValueError, KeyError):
+        return f"{MANIFEST} missing or unreadable"
+    for name, expected in sums.items():
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if sha256(folder / name) != expected:
+            return f"{name} does not match its checksum"
+    return None
+
+
+class Clock:
+    """Seconds per named stage of a step."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self.stages: dict[str, float] = {}
+        self._mark = self.start
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.stages[stage] = self.stages.get(stage, 0.0) + now - self._mark
+        self._mark = now
+
+    def total(self) -> float:
+        return time.perf_counter() - self.start

@@ -1,0 +1,243 @@
+"""What a worker does: data, rewards, model, engine, loop, save; readable top to bottom."""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from slmgrpo import data, model, prompts
+from slmgrpo import run as runs
+from slmgrpo.callbacks import Observer
+from slmgrpo.errors import PlanError, RecipeError, RunError, SlmgrpoError
+from slmgrpo.interrupt import Interrupted, Interrupts
+from slmgrpo.plan import Plan
+from slmgrpo.recipe import Recipe, Source
+from slmgrpo.rewards.base import Reward, load_rewards
+from slmgrpo.rewards.pool import Pool
+from slmgrpo.rollout.engine import Engine
+from slmgrpo.rollout.groups import Prompted
+from slmgrpo.run import RunDir
+
+log = logging.getLogger("slmgrpo")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run: held-out scores (as scores.json has them) before and after, where the recipe asks for them."""
+
+    run: RunDir
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+
+def train(
+    recipe: Recipe, plan: Plan, *, base: Path, out: Path | None, resume: RunDir | None, observer: Observer
+) -> Outcome:
+    """Run the recipe from the start, or go on from a run's newest whole checkpoint.
+
+    base: the folder that the recipe's relative paths start from. A user's mistake raises before anything is written;
+    a fault later raises RunError and leaves the run resumable; Interrupted saves first.
+    """
+    with Interrupts() as interrupts:
+        if resume is not None:
+            resume.lock()
+        observer.stage("reading data")
+        train_rules = [rewards_of(recipe, source, base) for source in recipe.data.train]
+        heldout_rules = [rewards_of(recipe, source, base) for source in recipe.data.heldout]
+        train_rows = _rows(recipe.data.train, train_rules, recipe, base)
+        heldout_rows = _rows(recipe.data.heldout, heldout_rules, recipe, base)
+        with Pool(
+            recipe.grading.workers or plan.reward_workers,
+            timeout_s=recipe.grading.timeout_s,
+            sandbox=recipe.grading.sandbox,
+        ) as pool:
+            observer.stage(f"loading {recipe.model.id}")
+            policy = model.load(recipe, max_length=plan.max_length)
+            prompts.set_chat_template(policy.tokenizer, recipe.model, base)
+            prompted = _prompted(train_rows, train_rules, recipe, policy.tokenizer)
+            heldout = _prompted(heldout_rows, heldout_rules, recipe, policy.tokenizer)
+            if not prompted:
+                raise RecipeError(
+                    f"data.train: all {len(train_rows)} prompts are longer than prompt.max_tokens="
+                    f"{recipe.prompt.max_tokens}; raise it"
+                )
+            run = resume or _new_run(recipe, plan, base, out)
+            with _logging_to(run):
+                log.info("%d training prompts, %d held out", len(prompted), len(heldout))
+                for note in (*train_rows.notes, *heldout_rows.notes):
+                    log.warning("%s", note)
+                for rows, kept in ((train_rows, prompted), (heldout_rows, heldout)):
+                    if len(kept) < len(rows):
+                        log.warning(
+                            "%d of %d prompts are longer than %d tokens and left out",
+                            len(rows) - len(kept),
+                            len(rows),
+                            recipe.prompt.max_tokens,
+                        )
+                engine = _engine(recipe, policy)
+                return _run(recipe, plan, run, policy, engine, pool, prompted, heldout, interrupts, observer)
+
+
+def _run(
+    recipe: Recipe,
+    plan: Plan,
+    run: RunDir,
+    policy: model.Policy,
+    engine: Engine,
+    pool: Pool,
+    prompted: dict[str, Prompted],
+    heldout: dict[str, Prompted],
+    interrupts: Interrupts,
+    observer: Observer,
+) -> Outcome:
+    from slmgrpo.eval import runner
+    from slmgrpo.trainer import loop
+
+    def evaluate(step: int) -> dict[str, Any] | None:
+        """Held-out scores at this step; taken from the run directory where they are there already."""
+        if not heldout:
+            return None
+        saved = run.eval_dir(step, "heldout") / "scores.json"
+        if saved.exists():
+            return run.read_json(str(saved.relative_to(run.path)))
+        observer.stage(f"held-out accuracy, step {step}")
+        scores = runner.heldout(
+            list(heldout.values()),
+            engine=engine,
+            pool=pool,
+            tokenizer=policy.tokenizer,
+            recipe=recipe,
+            run=run,
+            step=step,
+            progress=observer.progress,
+        )
+        return scores.as_json()
+
+    optimizer = loop.optimizer_of(recipe.optimizer, policy)
+    ctx = loop.Context(
+        recipe=recipe,
+        plan=plan,
+        run=run,
+        policy=policy,
+        engine=engine,
+        pool=pool,
+        sampler=data.PromptSampler([p.row for p in prompted.values()], recipe.seed, recipe.train.prompts_per_step),
+        prompted=prompted,
+        optimizer=optimizer,
+        scheduler=loop.scheduler_of(recipe.optimizer, optimizer, plan),
+        observer=observer,
+        interrupts=interrupts,
+        evaluate=evaluate,
+    )
+    try:
+        checkpoint, damaged = run.latest_checkpoint()
+        for message in damaged:
+            log.warning("%s", message)
+        if checkpoint:
+            loop.restore(ctx, checkpoint)
+        run.rewind(ctx.step)
+        run.status("running", ctx.step)
+        before = evaluate(0) if ctx.step == 0 else _saved_scores(run)
+        observer.stage("training")
+        loop.train(ctx)
+        after = evaluate(ctx.step)
+        run.status("finished", ctx.step)
+        return Outcome(run, before, after)
+    except Interrupted as stop:
+        with interrupts.held():
+            if ctx.step:
+                loop.save(ctx)
+            run.status("interrupted", ctx.step, signal=str(stop))
+        raise
+    except SlmgrpoError as error:
+        run.status("failed", ctx.step, error=str(error))
+        raise RunError(f"{error}\n{_ways_on(run, ctx.step)}") from error
+    except Exception as error:
+        log.error("%s", traceback.format_exc())
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        run.status("failed", ctx.step, error=reason)
+        raise RunError(f"stopped after step {ctx.step}: {reason}\n{_ways_on(run, ctx.step)}") from error
+    finally:
+        engine.close()
+
+
+def rewards_of(recipe: Recipe, source: Source, base: Path) -> tuple[Reward, ...]:
+    """The rules for a source's rows: its own, else the recipe's."""
+    uses = recipe.rewards if source.rewards is None else source.rewards
+    if not uses:
+        raise RecipeError(f"rewards: {source.source} has no rule; add one under `rewards:` or under the source")
+    return load_rewards(uses, base=base, known={"max_tokens": recipe.sampling.max_tokens})
+
+
+def _rows(sources: Sequence[Source], rules: Sequence[tuple[Reward, ...]], recipe: Recipe, base: Path) -> data.Rows:
+    """All rows, with every column that a rule or the prompt reads, before anything heavy is loaded."""
+    needs = {
+        id(source): {name for reward in own for name in reward.columns} | prompts.columns(recipe.prompt)
+        for source, own in zip(sources, rules, strict=True)
+    }
+    return data.load_sources(sources, base=base, need=lambda source: needs[id(source)])
+
+
+def _prompted(
+    rows: Sequence[data.Row], rules: Sequence[tuple[Reward, ...]], recipe: Recipe, tokenizer: Any
+) -> dict[str, Prompted]:
+    """Rendered prompts by row id, those within prompt.max_tokens."""
+    return {
+        row["id"]: Prompted(row, rendered.ids, rendered.prefill, rules[row["source_index"]])
+        for row, rendered in zip(rows, prompts.render_all(rows, recipe.prompt, tokenizer), strict=True)
+        if len(rendered.ids) <= recipe.prompt.max_tokens
+    }
+
+
+def _engine(recipe: Recipe, policy: model.Policy) -> Engine:
+    """The engine that `sampling.engine` names; auto is unsloth on CUDA, else hf."""
+    from slmgrpo.rollout.hf import HfEngine
+
+    name = recipe.sampling.engine
+    if name in ("auto", "hf"):
+        return HfEngine(policy.model, policy.tokenizer, recipe.sampling, recipe.seed)
+    raise PlanError(f"sampling.engine={name}: this version has the hf engine only; set sampling.engine=auto")
+
+
+def _new_run(recipe: Recipe, plan: Plan, base: Path, out: Path | None) -> RunDir:
+    run = runs.create(recipe.name, out)
+    run.lock()
+    run.write_json("recipe.json", recipe.model_dump(mode="json", by_alias=True))
+    run.write_json("plan.json", asdict(plan))
+    run.write_json("env.json", runs.environment() | {"base": str(base.resolve())})
+    return run
+
+
+def _saved_scores(run: RunDir) -> dict[str, Any] | None:
+    path = run.eval_dir(0, "heldout") / "scores.json"
+    return run.read_json(str(path.relative_to(run.path))) if path.exists() else None
+
+
+def _ways_on(run: RunDir, step: int) -> str:
+    log_file = max(run.path.glob("logs/attempt_*/rank_0.log"), default=None)
+    state = f"resume with `slmgrpo train --resume {run.path}`"
+    return f"{run.path} is kept (step {step}); {state}" + (f"; details in {log_file}" if log_file else "")
+
+
+@contextmanager
+def _logging_to(run: RunDir) -> Iterator[None]:
+    """logs/attempt_K/rank_0.log, one folder for every start of this run."""
+    attempt = len(list(run.path.glob("logs/attempt_*"))) + 1
+    folder = run.path / "logs" / f"attempt_{attempt}"
+    folder.mkdir(parents=True)
+    handler = logging.FileHandler(folder / "rank_0.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    log.info("process %d, slmgrpo %s", os.getpid(), runs.environment()["packages"]["slmgrpo"])
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,291 @@
+"""The GRPO algorithm on one page: prompts, completions, rewards, advantages, loss by micro-batches, optimizer step."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slmgrpo.callbacks import Observer, sample_lines, step_metrics
+from slmgrpo.data import PromptSampler
+from slmgrpo.errors import PlanError, RunError
+from slmgrpo.interrupt import Interrupts
+from slmgrpo.model import Policy
+from slmgrpo.plan import Plan
+from slmgrpo.recipe import Optimizer, Recipe
+from slmgrpo.rewards.pool import Pool
+from slmgrpo.rollout.engine import Engine
+from slmgrpo.rollout.groups import Group, Prompted, generate_and_grade
+from slmgrpo.run import Clock, RunDir
+from slmgrpo.trainer import losses
+from slmgrpo.trainer.advantages import advantages
+from slmgrpo.trainer.logprobs import TokenRow, log_probs
+
+
+@dataclass
+class Context:
+    """Everything a step needs; `step` counts finished optimizer steps."""
+
+    recipe: Recipe
+    plan: Plan
+    run: RunDir
+    policy: Policy
+    engine: Engine
+    pool: Pool
+    sampler: PromptSampler
+    prompted: dict[str, Prompted]
+    optimizer: Any
+    scheduler: Any
+    observer: Observer
+    interrupts: Interrupts
+    evaluate: Callable[[int], Any]
+    step: int = 0
+
+
+@dataclass
+class Micro:
+    """Rows of one forward pass, groups whole, with what later updates compare against."""
+
+    rows: list[TokenRow]
+    advantages: list[float]
+    truncated: list[bool]
+    sampler: list[Sequence[float]]
+    old: Tensor | None = None
+    reference: Tensor | None = None
+    entropies: Tensor | None = field(default=None, repr=False)
+
+
+def train(ctx: Context) -> None:
+    """Run to plan.steps from wherever ctx stands; every rollout ends in metrics, samples and perhaps a checkpoint."""
+    recipe, updates = ctx.recipe, ctx.recipe.train.updates_per_rollout
+    while ctx.step < ctx.plan.steps:
+        clock = Clock()
+        torch.manual_seed(_seed_of(recipe.seed, ctx.step))  # dropout; so that a resume needs no saved RNG state
+        rows = ctx.sampler.next(ctx.step // updates)
+        groups = generate_and_grade(
+            [ctx.prompted[row["id"]] for row in rows],
+            engine=ctx.engine,
+            pool=ctx.pool,
+            tokenizer=ctx.policy.tokenizer,
+            recipe=recipe,
+            step=ctx.step,
+            group_size=recipe.sampling.group_size,
+            clock=clock,
+            progress=ctx.observer.progress,
+        )
+        rewards = [[member.reward for member in group.members] for group in groups]
+        weights = advantages(rewards, recipe.loss.scale_rewards)
+        micros, dropped = _micro_batches(groups, weights, recipe)
+        lines, policy_stats = [], {}
+        with ctx.interrupts.held():  # a checkpoint is only whole between rollouts
+            for update in range(min(updates, ctx.plan.steps - ctx.step)):
+                policy_stats = _optimise(ctx, groups, micros, clock)
+                ctx.step += 1
+                run_rows = sum(len(micro.rows) for micro in micros)
+                lines.append(
+                    step_metrics(ctx.step, groups, weights, policy_stats, clock, trained=run_rows, dropped=dropped)
+                )
+                if update + 1 < updates:
+                    clock = Clock()
+            for row, group in zip(rows, rewards, strict=True):
+                ctx.sampler.update(row["id"], group)
+            ctx.engine.sync(ctx.step)
+            ctx.run.append(ctx.run.metrics, lines)
+            if ctx.step % recipe.train.samples_every == 0:
+                ctx.run.append(ctx.run.samples, sample_lines(ctx.step, groups, weights))
+            ctx.run.status("running", ctx.step)
+            for line in lines:
+                ctx.observer.step(line)
+            if _passed(recipe.train.save_every, ctx.step, updates) or ctx.step >= ctx.plan.steps:
+                save(ctx)
+        if _passed(recipe.train.eval_every, ctx.step, updates) and ctx.step < ctx.plan.steps:
+            ctx.evaluate(ctx.step)
+
+
+def _micro_batches(groups: Sequence[Group], weights: list[list[float]], recipe: Recipe) -> tuple[list[Micro], int]:
+    """Rows with a signal in micro-batches by padded tokens, groups whole; and how many silent rows were left out."""
+    drop = losses.why_silent_rows_run(recipe.loss, recipe.lora.dropout) is None
+    micros: list[Micro] = []
+    dropped = 0
+    for group, group_weights in zip(groups, weights, strict=True):
+        kept = [(m, w) for m, w in zip(group.members, group_weights, strict=True) if w != 0 or not drop]
+        dropped += len(group.members) - len(kept)
+        if not kept:
+            continue
+        prompt = group.prompted.prompt_ids
+        new = Micro(
+            rows=[TokenRow(prompt, m.completion.token_ids) for m, _ in kept],
+            advantages=[w for _, w in kept],
+            truncated=[m.completion.finish_reason == "length" for m, _ in kept],
+            sampler=[m.completion.log_probs for m, _ in kept],
+        )
+        if micros and _padded_tokens(micros[-1].rows + new.rows) <= recipe.train.micro_batch_tokens:
+            last = micros[-1]
+            last.rows += new.rows
+            last.advantages += new.advantages
+            last.truncated += new.truncated
+            last.sampler += new.sampler
+        else:
+            micros.append(new)
+    return micros, dropped
+
+
+def _padded_tokens(rows: Sequence[TokenRow]) -> int:
+    return len(rows) * max(len(row.prompt_ids) + len(row.completion_ids) for row in rows)
+
+
+def _optimise(ctx: Context, groups: Sequence[Group], micros: list[Micro], clock: Clock) -> dict[str, float]:
+    """One optimizer step on the whole rollout; returns means per token, the gradient norm and the learning rate."""
+    recipe, settings = ctx.recipe, ctx.recipe.loss
+    model, parameters = ctx.policy.model, [p for _, p in ctx.policy.trainable()]
+    members = [member for group in groups for member in group.members]
+    threshold, acted_on = _prepare(ctx, micros)
+    norms = losses.norms_of(
+        [len(member.completion.token_ids) for member in members],
+        [member.completion.finish_reason == "length" for member in members],
+        settings,
+        max_tokens=recipe.sampling.max_tokens,
+        entropy_tokens=acted_on,
+    )
+    model.train()
+    sums: dict[str, Tensor] = {}
+    loss = 0.0
+    for done, micro in enumerate(micros):
+        ctx.observer.progress("learning", done, len(micros))
+        passed = log_probs(
+            model,
+            micro.rows,
+            recipe.sampling.temperature,
+            entropy=True,
+            entropy_grad=settings.entropy_coef != 0,
+        )
+        batch = losses.LossBatch(
+            mask=passed.mask,
+            advantages=torch.tensor(micro.advantages, device=passed.mask.device),
+            truncated=torch.tensor(micro.truncated, device=passed.mask.device),
+            old=micro.old,
+            sampler=_pad(micro.sampler, passed.log_probs),
+            reference=micro.reference,
+            high_entropy=None
+            if threshold is None or micro.entropies is None
+            else losses.high_entropy_mask(micro.entropies, passed.mask, threshold),
+        )
+        result = losses.policy_loss(passed.log_probs, batch, settings, norms, entropies=passed.entropies)
+        result.loss.backward()
+        if micro.old is None:
+            micro.old = passed.log_probs.detach()
+        losses.add_stats(sums, result.stats)
+        loss += float(result.loss.detach())
+    clock.lap("forward_backward")
+    for p in parameters:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+    norm = float(torch.nn.utils.clip_grad_norm_(parameters, recipe.optimizer.max_grad_norm))
+    if not math.isfinite(norm) or not math.isfinite(loss):
+        raise RunError(
+            f"step {ctx.step + 1}: loss {loss} and gradient norm {norm} are not finite; resume with a smaller "
+            "optimizer.learning_rate, or model.dtype=float32"
+        )
+    rate = ctx.scheduler.get_last_lr()[0]
+    ctx.optimizer.step()
+    ctx.scheduler.step()
+    ctx.optimizer.zero_grad(set_to_none=True)
+    clock.lap("optimizer")
+    return {"loss": loss, **losses.mean_stats(sums, norms), "grad_norm": norm, "learning_rate": rate}
+
+
+def _prepare(ctx: Context, micros: list[Micro]) -> tuple[Tensor | None, int | None]:
+    """Once a rollout, without gradient: the base's log-probs (beta > 0) and the entropy threshold."""
+    settings, temperature = ctx.recipe.loss, ctx.recipe.sampling.temperature
+    quantile = settings.top_entropy_quantile < 1
+    chosen: list[Tensor] = []
+    with torch.no_grad():
+        for micro in micros:
+            if settings.beta > 0 and micro.reference is None:
+                with ctx.policy.model.disable_adapter():
+                    micro.reference = log_probs(ctx.policy.model, micro.rows, temperature).log_probs
+            if quantile:
+                passed = log_probs(ctx.policy.model, micro.rows, temperature, entropy=True)
+                assert passed.entropies is not None
+                micro.entropies = passed.entropies
+                chosen.append(passed.entropies[passed.mask.bool()])
+    if not chosen:
+        return None, None
+    every = torch.cat(chosen)
+    threshold = losses.entropy_threshold(every, settings.top_entropy_quantile)
+    return threshold, int((every >= threshold).sum())
+
+
+def _pad(values: Sequence[Sequence[float]], like: Tensor) -> Tensor:
+    """Ragged log-probs as a right-padded tensor of the shape of `like`."""
+    padded = list(zip(*itertools.zip_longest(*values, fillvalue=0.0), strict=True))
+    return torch.tensor(padded, dtype=like.dtype, device=like.device)
+
+
+def _passed(every: int, step: int, updates: int) -> bool:
+    """Whether a multiple of `every` was reached in the rollout that ended at `step`."""
+    return every > 0 and step // every > (step - updates) // every
+
+
+def _seed_of(seed: int, step: int) -> int:
+    return (seed * 1_000_003 + step) % 2**63
+
+
+def optimizer_of(settings: Optimizer, policy: Policy) -> Any:
+    """AdamW by torch, or its 8-bit forms by bitsandbytes (CUDA only)."""
+    parameters = [p for _, p in policy.trainable()]
+    values: dict[str, Any] = {
+        "lr": settings.learning_rate,
+        "betas": (settings.adam_beta1, settings.adam_beta2),
+        "weight_decay": settings.weight_decay,
+    }
+    if settings.name == "adamw":
+        return torch.optim.AdamW(parameters, **values)
+    if policy.device.type != "cuda":
+        raise PlanError(
+            f"optimizer.name={settings.name}: bitsandbytes' 8-bit optimizers need CUDA, the model is on "
+            f"{policy.device.type}; set optimizer.name=adamw"
+        )
+    import bitsandbytes
+
+    kind = {"adamw_8bit": "AdamW8bit", "paged_adamw_8bit": "PagedAdamW8bit"}[settings.name]
+    return getattr(bitsandbytes.optim, kind)(parameters, **values)
+
+
+def scheduler_of(settings: Optimizer, optimizer: Any, plan: Plan) -> Any:
+    """transformers' schedule over the plan's steps with its warmup."""
+    from transformers import get_scheduler
+
+    name = settings.lr_scheduler_type
+    if name == "constant" and plan.warmup_steps:
+        name = "constant_with_warmup"
+    return get_scheduler(name, optimizer, num_warmup_steps=plan.warmup_steps, num_training_steps=plan.steps)
+
+
+def save(ctx: Context) -> Path:
+    """Adapter, optimizer, schedule and prompt-choice state; what is random is keyed by the step."""
+
+    def write(folder: Path) -> None:
+        ctx.policy.save_adapter(folder / "adapter")
+        state = {"optimizer": ctx.optimizer.state_dict(), "scheduler": ctx.scheduler.state_dict()}
+        torch.save(state, folder / "trainer.pt")
+        torch.save(ctx.sampler.state_dict(), folder / "sampler.pt")
+
+    return ctx.run.save_checkpoint(ctx.step, write, ctx.recipe.train.keep_checkpoints)
+
+
+def restore(ctx: Context, folder: Path) -> None:
+    """Continue from a checkpoint folder; nothing in it is executed."""
+    ctx.policy.load_adapter(folder / "adapter")
+    state = torch.load(folder / "trainer.pt", map_location=ctx.policy.device, weights_only=True)
+    ctx.optimizer.load_state_dict(state["optimizer"])
+    ctx.scheduler.load_state_dict(state["scheduler"])
+    ctx.sampler.load_state_dict(torch.load(folder / "sampler.pt", weights_only=True))
+    ctx.step = int(folder.name.removeprefix("step_"))
+    ctx.engine.sync(ctx.step)

@@ -1,0 +1,169 @@
+"""What a person sees of a run: the live table with its bar, and the summary at the end, in 80 columns."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+SPARKS = "▁▂▃▄▅▆▇█"
+SHOWN = 10
+"""Steps in the live table."""
+
+
+class LiveView:
+    """Follows a run (callbacks.Observer): a redrawn table on a terminal, plain lines elsewhere."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self._console = console
+        self._steps = steps
+        self._rows: deque[Mapping[str, Any]] = deque(maxlen=SHOWN)
+        self._every = max(1, steps // 20)
+        self._stage = ""
+        self._started = time.monotonic()
+        self._bars = Progress(
+            TextColumn("{task.description:<22}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=console,
+        )
+        self._all = self._bars.add_task("step", total=steps, visible=False)
+        self._part = self._bars.add_task("", total=None, visible=False)
+        self._live = Live(self._draw(), console=console, refresh_per_second=4, transient=False)
+
+    def __enter__(self) -> LiveView:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._bars.update(self._part, visible=False)
+            self._stage = ""
+            self._live.update(self._draw(), refresh=True)
+            self._live.stop()
+
+    def stage(self, text: str) -> None:
+        self._stage = text
+        self._bars.update(self._part, visible=False)
+        if self._console.is_terminal:
+            self._live.update(self._draw())
+        else:
+            self._console.print(text)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        if self._console.is_terminal:
+            self._bars.update(self._part, description=what, completed=done, total=total, visible=True)
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        self._rows.append(metrics)
+        if self._console.is_terminal:
+            self._bars.update(self._all, completed=metrics["step"], visible=True)
+            self._live.update(self._draw())
+            return
+        if metrics["step"] % self._every == 0 or metrics["step"] in (1, self._steps):
+            left = (time.monotonic() - self._started) / metrics["step"] * (self._steps - metrics["step"])
+            self._console.print(f"{_line(metrics, self._steps)}  ETA {left:.0f} s")
+
+    def _draw(self) -> RenderableType:
+        parts: list[RenderableType] = []
+        if self._rows:
+            parts.append(steps_table(self._rows))
+        if self._stage and not self._rows:
+            parts.append(self._stage + " ...")
+        return Group(*parts, self._bars)
+
+
+def steps_table(rows: Sequence[Mapping[str, Any]] | deque[Mapping[str, Any]]) -> Table:
+    """One line a step: reward, accuracy per task, length, tokens per second, seconds."""
+    tasks = list(rows[-1]["accuracy"])
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("step", "reward", *(_short(task) for task in tasks), "length", "silent", "tok/s", "s"):
+        table.add_column(heading, justify="right")
+    for m in rows:
+        table.add_row(
+            str(m["step"]),
+            _number(m["reward"], 3),
+            *(_number(m["accuracy"].get(task), 2) for task in tasks),
+            _number(m["length"], 1),
+            _number(m["silent"], 2),
+            _number(m["tokens_per_s"], 0),
+            _number(m["seconds"]["total"], 1),
+        )
+    return table
+
+
+def summary(
+    name: str, metrics: Sequence[Mapping[str, Any]], before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
+) -> RenderableType:
+    """Held-out accuracy before and after with 95 % intervals, and the reward's curve."""
+    parts: list[RenderableType] = []
+    if after:
+        table = Table(
+            title=f"{name}: held-out accuracy, 95 % intervals", box=None, pad_edge=False, title_justify="left"
+        )
+        for heading in ("task", "rows", "before", "after", "change"):
+            table.add_column(heading, justify="left" if heading == "task" else "right")
+        for task, now in after["tasks"].items():
+            old = before["tasks"].get(task) if before else None
+            change = "" if old is None else f"{100 * (now['accuracy'] - old['accuracy']):+.0f} points"
+            table.add_row(task, str(now["n"]), _interval(old), _interval(now), change)
+        tokens = ["mean tokens", "", _number(before and before["mean_tokens"], 1), _number(after["mean_tokens"], 1), ""]
+        table.add_row(*tokens)
+        parts += ["", table]
+    curve = [m["reward"] for m in metrics if m["reward"] is not None]
+    if curve:
+        parts += ["", f"reward {curve[0]:.2f} {sparkline(curve, 48)} {curve[-1]:.2f}"]
+    return Group(*parts)
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Means of `width` equal parts, drawn from the lowest to the highest."""
+    width = min(width, len(values))
+    cuts = [round(i * len(values) / width) for i in range(width + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(cuts)]
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+    return "".join(SPARKS[min(int((m - low) / span * len(SPARKS)), len(SPARKS) - 1)] for m in means)
+
+
+def pairs_table(pairs: Sequence[tuple[str, str]]) -> Table:
+    """Name and value, for plans and reports."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in pairs:
+        table.add_row(name, value)
+    return table
+
+
+def _line(m: Mapping[str, Any], steps: int) -> str:
+    accuracy = "  ".join(f"{_short(task)} {value:.2f}" for task, value in m["accuracy"].items())
+    return (
+        f"step {m['step']}/{steps}  reward {_number(m['reward'], 3)}  {accuracy}  length {m['length']:.1f}  "
+        f"{_number(m['tokens_per_s'], 0)} tok/s"
+    )
+
+
+def _short(task: str) -> str:
+    """`tiny:math` as `math`, `hub:openai/gsm8k` as `gsm8k`."""
+    return task.split(":")[-1].split("/")[-1][:12]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _interval(rate: Mapping[str, Any] | None) -> str:
+    if rate is None:
+        return "-"
+    return f"{100 * rate['accuracy']:.0f} % [{100 * rate['low']:.0f}, {100 * rate['high']:.0f}]"

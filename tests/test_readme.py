@@ -1,0 +1,102 @@
+"""The README's generated parts are up to date. `python tests/test_readme.py` rewrites them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+FOLDERS = ("slmgrpo", "rewards", "eval")
+WIDTH = 34
+
+
+def file_map() -> str:
+    """Every module with its docstring's first line, folder by folder."""
+    lines = ["```"]
+    for folder in FOLDERS:
+        files = sorted((ROOT / folder).rglob("*.py"), key=lambda f: (f.parent.relative_to(ROOT).as_posix(), f.name))
+        for file in (f for f in files if f.name != "__init__.py" and not _through_a_link(f)):
+            doc = ast.get_docstring(ast.parse(file.read_text())) or ""
+            lines.append(f"{file.relative_to(ROOT).as_posix():<{WIDTH}}{doc.splitlines()[0] if doc else ''}".rstrip())
+    return "\n".join([*lines, "```"])
+
+
+def _through_a_link(file: Path) -> bool:
+    return any(parent.is_symlink() for parent in file.parents if parent != ROOT and ROOT in parent.parents)
+
+
+def cli_reference() -> str:
+    """Every command with its arguments, options and example, from the help texts."""
+    import typer
+
+    from slmgrpo.cli import app
+
+    lines = []
+    for path, command in _commands(typer.main.get_command(app), "slmgrpo"):
+        doc = " ".join((command.help or "").split())
+        lines.append(f"- `{path}{_arguments(command)}`: {doc}")
+        for option in (p for p in command.params if p.param_type_name == "option" and p.name != "help"):
+            lines.append(f"  - `{option.opts[0]}` {option.help}")
+    return "\n".join(lines)
+
+
+def _commands(command, path: str):
+    subcommands = getattr(command, "commands", None)
+    if subcommands is None or getattr(command, "invoke_without_command", False):
+        yield path, command
+    for name, child in (subcommands or {}).items():
+        yield from _commands(child, f"{path} {name}")
+
+
+def _arguments(command) -> str:
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    return "".join(f" {p.metavar or p.name.upper()}" if p.required else f" [{p.metavar or p.name.upper()}]" for p in arguments)
+
+
+PARTS = {"file map": file_map, "commands": cli_reference}
+
+
+def generated(text: str) -> str:
+    for name, make in PARTS.items():
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        assert re.search(pattern, text, re.DOTALL), f"README.md has no part `{name}`"
+        text = re.sub(pattern, lambda m, make=make: f"{m[1]}{make()}\n{m[2]}", text, flags=re.DOTALL)
+    return text
+
+
+def test_the_generated_parts_of_the_readme_are_up_to_date() -> None:
+    assert README.read_text() == generated(README.read_text()), "run `python tests/test_readme.py`"
+
+
+def test_every_module_says_in_one_line_what_it_is_for() -> None:
+    lines = [line for line in file_map().splitlines() if line.endswith(".py")]
+    assert not lines
+
+
+def test_the_readme_holds_exactly_the_two_commands_that_ci_runs() -> None:
+    commands = [line for line in README.read_text().splitlines() if line.startswith("python3 -m venv ")]
+    assert len(commands) == 2
+    assert all(command.startswith("python3 -m venv .venv && . .venv/bin/activate && pip install -e ") for command in commands)
+
+
+def test_no_tracked_text_names_a_build_machine_or_a_registry_host() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    bad = re.compile(r"(^|[^\w])/(work|farm|opt/venv)/|pypi\.org|files\.pythonhosted|registry\.npmjs|deb\.debian")
+    found = []
+    for name in filter(None, listed.stdout.split("\0")):
+        file = ROOT / name
+        if file == Path(__file__).resolve() or file.is_symlink() or file.suffix in {".safetensors", ".parquet", ".png"}:
+            continue
+        found += [f"{name}: {line}" for line in file.read_text().splitlines() if bad.search(line)]
+    assert not found
+
+
+if __name__ == "__main__":
+    README.write_text(generated(README.read_text()))

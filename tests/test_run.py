@@ -1,0 +1,105 @@
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from slmgrpo.errors import RecipeError, RunError
+from slmgrpo.run import RunDir, create, damage, open_run
+
+
+def checkpointed(run: RunDir, *steps: int, keep: int = 3) -> None:
+    for step in steps:
+        run.save_checkpoint(step, partial(_fill, step=step), keep)
+
+
+def _fill(folder: Path, step: int) -> None:
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "weights").write_text(f"weights of step {step}")
+    (folder / "trainer.pt").write_text("state")
+
+
+def test_two_runs_of_one_second_get_two_directories(tmp_path: Path) -> None:
+    paths = {create("quickstart", None, tmp_path).path for _ in range(3)}
+    assert len(paths) == 3
+
+
+def test_a_used_directory_is_refused_with_its_ways_out(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(RecipeError, match=r"already in use; continue that run with `slmgrpo train --resume"):
+        create("x", tmp_path)
+
+
+def test_an_empty_directory_may_be_used(tmp_path: Path) -> None:
+    assert create("x", tmp_path).path == tmp_path
+
+
+def test_a_folder_without_a_recipe_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="not a run directory"):
+        open_run(tmp_path)
+    with pytest.raises(RecipeError, match="no such run directory"):
+        open_run(tmp_path / "missing")
+
+
+def test_a_second_process_in_one_directory_is_refused(tmp_path: Path) -> None:
+    first, second = RunDir(tmp_path), RunDir(tmp_path)
+    first.lock()
+    with pytest.raises(RecipeError, match="another process is training"):
+        second.lock()
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    checkpointed(run, 5, 10, 100, keep=2)
+    assert run.steps() == [10, 100]
+    assert run.latest_checkpoint() == (run.checkpoints / "step_100", [])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "fault"),
+    [
+        (lambda f: (f / "trainer.pt").write_text("stote"), "trainer.pt does not match its checksum"),
+        (lambda f: (f / "adapter" / "weights").unlink(), "adapter/weights is missing"),
+        (lambda f: (f / "manifest.json").write_text("{"), "manifest.json missing or unreadable"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path, spoil, fault: str) -> None:
+    run = RunDir(tmp_path)
+    checkpointed(run, 1, 2)
+    spoil(run.checkpoints / "step_2")
+    folder, messages = run.latest_checkpoint()
+    assert folder == run.checkpoints / "step_1"
+    assert len(messages) == 1
+    assert fault in messages[0]
+
+
+def test_a_save_that_fails_leaves_no_half_folder_and_keeps_the_last_good_one(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    checkpointed(run, 1)
+
+    def full(folder: Path) -> None:
+        _fill(folder, 2)
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(RunError, match=r"No space left on device.*last good checkpoint is .*step_1"):
+        run.save_checkpoint(2, full, keep=2)
+    assert [f.name for f in run.checkpoints.iterdir()] == ["step_1"]
+    assert damage(run.checkpoints / "step_1") is None
+
+
+def test_rewind_cuts_steps_behind_the_checkpoint_and_a_half_line(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.append(run.metrics, ({"step": step} for step in range(1, 8)))
+    run.append(run.samples, ({"step": step, "text": "é"} for step in (1, 1, 5, 6)))
+    with run.metrics.open("a") as file:
+        file.write('{"step": 8, "rew')
+    run.rewind(5)
+    assert [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()] == [1, 2, 3, 4, 5]
+    assert [json.loads(line)["step"] for line in run.samples.read_text().splitlines()] == [1, 1, 5]
+
+
+def test_a_half_line_is_cut_even_where_no_step_is(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.metrics.write_text('{"step": 1}\n{"st')
+    run.rewind(9)
+    assert run.metrics.read_text() == '{"step": 1}\n'
