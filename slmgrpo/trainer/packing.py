@@ -1,0 +1,264 @@
+"""Log-probs of a step's rows as one packed row: each prompt once, its completions behind it, nothing padded.
+
+Linear layers see every token once. Attention runs per segment, through a function in transformers' registry: a prompt
+attends to itself, a completion to its prompt and itself, and no tokens x tokens mask exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+from slmgrpo.errors import RunError
+from slmgrpo.trainer.logprobs import (
+    LogProbs,
+    TokenRow,
+    causal_model_of,
+    completion_log_probs,
+    decoder_of,
+    device_of,
+    log_probs,
+)
+
+ATTENTION = "slmgrpo_shared_prefix"
+"""Our name in transformers' registry; called without a layout the function is transformers' own sdpa."""
+
+PARITY = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.02}
+"""Mean difference in log-prob allowed between packed and plain, by precision; a wrong layout gives 0.1 and more."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A prompt and the completions behind it, as slices of the packed row."""
+
+    prompt: slice
+    completions: tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """R rows as one packed row of T tokens."""
+
+    ids: Tensor
+    """(T,)"""
+    positions: Tensor
+    """(T,), each completion goes on where its prompt ends."""
+    predictors: Tensor
+    """(N,), the places in the packed row that predict the completion tokens, row after row."""
+    segments: tuple[Segment, ...]
+    longest: int
+    """Tokens of the longest prompt with its completion."""
+    _masks: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
+
+    def causal(self, like: Tensor) -> Tensor:
+        """(longest, longest), 0 up to the diagonal and -inf beyond: every segment's mask is a slice of it."""
+        if like.dtype not in self._masks:
+            shape = (self.longest, self.longest)
+            self._masks[like.dtype] = torch.full(shape, float("-inf"), dtype=like.dtype, device=like.device).triu(1)
+        return self._masks[like.dtype]
+
+
+def layout_of(rows: Sequence[TokenRow]) -> Layout:
+    """Lay rows out by prompt, in order of first appearance; members of a group with another prompt stand alone."""
+    members: dict[tuple[int, ...], list[int]] = {}
+    for index, row in enumerate(rows):
+        members.setdefault(row.prompt_ids, []).append(index)
+    ids: list[int] = []
+    positions: list[Tensor] = []
+    segments: list[Segment] = []
+    predictors = [torch.empty(0, dtype=torch.long)] * len(rows)
+    for prompt, indices in members.items():
+        lengths = [len(rows[index].completion_ids) for index in indices]
+        prompt_end = len(ids) + len(prompt)
+        completions = tuple(slice(*ends) for ends in pairwise(accumulate(lengths, initial=prompt_end)))
+        segments.append(Segment(slice(len(ids), prompt_end), completions))
+        positions += [torch.arange(len(prompt)), *(len(prompt) + torch.arange(length) for length in lengths)]
+        for index, own in zip(indices, completions, strict=True):
+            places = torch.arange(own.start - 1, own.stop - 1)
+            places[:1] = prompt_end - 1  # a completion's first token is predicted by the prompt's last
+            predictors[index] = places
+        ids += [*prompt, *(token for index in indices for token in rows[index].completion_ids)]
+    return Layout(
+        ids=torch.tensor(ids),
+        positions=torch.cat(positions),
+        predictors=torch.cat(predictors),
+        segments=tuple(segments),
+        longest=max(len(row.prompt_ids) + len(row.completion_ids) for row in rows),
+    )
+
+
+def packed_log_probs(
+    model: Any, rows: Sequence[TokenRow], temperature: float, *, entropy: bool = False, entropy_grad: bool = False
+) -> LogProbs:
+    """What `logprobs.log_probs` returns, rows in the same order, for less work. `can_pack` says for which models."""
+    _register()
+    decoder, device, layout = decoder_of(model), device_of(model), layout_of(rows)
+    with _attention(decoder.config):
+        hidden = decoder(
+            input_ids=layout.ids[None].to(device),
+            position_ids=layout.positions[None].to(device),
+            attention_mask=torch.empty(1, 1, 0, 0, device=device),  # 4-D: transformers then builds no T x T mask
+            use_cache=False,
+            shared_prefix=layout,
+        ).last_hidden_state[0]
+    if hidden.requires_grad and decoder.is_gradient_checkpointing:
+        hidden.register_hook(lambda _grad: _attention_during_backward(decoder.config))
+    hidden = hidden[layout.predictors.to(device)]
+    return completion_log_probs(model, hidden, rows, temperature, entropy=entropy, entropy_grad=entropy_grad)
+
+
+def shared_prefix_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    shared_prefix: Layout | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one packed row, in transformers' calling convention: (1, heads, T, dim) to (1, T, heads, dim)."""
+    if shared_prefix is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    window = kwargs.get("sliding_window")
+    unknown = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
+    if unknown or (window is not None and window < shared_prefix.longest):
+        what = ", ".join(unknown) or f"a window of {window} tokens"
+        raise RunError(f"{type(module).__name__} attends with {what}, which packed rows cannot do; see can_pack")
+
+    def attend(q: slice, k: Tensor, v: Tensor, **mask: Any) -> Tensor:
+        gqa = query.shape[1] != key.shape[1]
+        return scaled_dot_product_attention(
+            query[:, :, q], k, v, dropout_p=dropout, scale=scaling, enable_gqa=gqa, **mask
+        )
+
+    outputs: list[Tensor] = []
+    for segment in shared_prefix.segments:
+        prompt_k, prompt_v = key[:, :, segment.prompt], value[:, :, segment.prompt]
+        outputs.append(attend(segment.prompt, prompt_k, prompt_v, is_causal=True))
+        start = prompt_k.shape[2]
+        for own in segment.completions:
+            if own.start == own.stop:
+                continue
+            k = torch.cat([prompt_k, key[:, :, own]], dim=2)
+            v = torch.cat([prompt_v, value[:, :, own]], dim=2)
+            end = k.shape[2]
+            if query.device.type == "cuda":  # flash kernels know this bias; a mask would keep them away
+                mask = causal_lower_right(end - start, end)
+            else:
+                mask = shared_prefix.causal(query)[start:end, :end]
+            outputs.append(attend(own, k, v, attn_mask=mask))
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+
+
+def can_pack(model: Any, *, longest_row: int) -> str | None:
+    """Why this model's rows, of at most so many tokens, cannot be packed safely; None where they can."""
+    inner, decoder = causal_model_of(model), decoder_of(model)
+    config, name = decoder.config, type(inner).__name__
+    if any(type(module).forward.__module__.startswith("unsloth") for module in decoder.modules()):
+        return f"Unsloth's kernels replace the attention of {name} and do not ask transformers' registry"
+    if inner._is_stateful:
+        return f"{name} has recurrent layers, whose state would run from one completion into the next"
+    if not inner._supports_attention_backend:
+        return f"{name} does not take its attention from transformers' registry"
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds - {"full_attention", "sliding_attention"}:
+        return f"{name} has layers of type {', '.join(sorted(kinds - {'full_attention', 'sliding_attention'}))}"
+    window = getattr(config, "sliding_window", None)
+    slides = "sliding_attention" in kinds or getattr(config, "layer_types", None) is None
+    if slides and window is not None and window < longest_row:
+        return f"{name} attends to {window} tokens, fewer than a row of {longest_row}"
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return f"{name} caps its attention scores"
+    if any(hasattr(module, "sinks") for module in decoder.modules()):
+        return f"{name} has attention sinks"
+    return None
+
+
+def differs_when_packed(model: Any, rows: Sequence[TokenRow], temperature: float) -> str | None:
+    """Compare packed and plain log-probs of a few rows without dropout; a message where they differ too much."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            packed = packed_log_probs(model, rows, temperature)
+            plain = log_probs(model, rows, temperature)
+    finally:
+        model.train(was_training)
+    gap = float((packed.log_probs - plain.log_probs).abs().sum() / plain.mask.sum().clamp(min=1))
+    allowed = PARITY[decoder_of(model).dtype]
+    if gap <= allowed:  # not so for NaN
+        return None
+    return f"packed and plain log-probs differ by {gap:.2g} a token on average, more than {allowed}"
+
+
+def micro_batches(rows: Sequence[TokenRow], token_limit: int, *, packed: bool) -> list[list[int]]:
+    """Indices of rows per forward pass, in order, rows of one prompt together and at most `token_limit` tokens.
+
+    Tokens are those of the pass: prompt once and no padding when packed, else rows times the longest. A prompt whose
+    rows alone are more than the limit gets a pass of its own.
+    """
+    members: dict[tuple[int, ...], list[int]] = {}
+    for index, row in enumerate(rows):
+        members.setdefault(row.prompt_ids, []).append(index)
+    batches: list[list[int]] = []
+    for group in members.values():
+        joined = [*batches[-1], *group] if batches else []
+        if joined and pass_tokens([rows[index] for index in joined], packed=packed) <= token_limit:
+            batches[-1] = joined
+        else:
+            batches.append(group)
+    return batches
+
+
+def pass_tokens(rows: Sequence[TokenRow], *, packed: bool) -> int:
+    """Tokens that go through the trunk for these rows."""
+    if not packed:
+        return len(rows) * max(len(row.prompt_ids) + len(row.completion_ids) for row in rows)
+    prompts = {row.prompt_ids for row in rows}
+    return sum(map(len, prompts)) + sum(len(row.completion_ids) for row in rows)
+
+
+def _register() -> None:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(ATTENTION, shared_prefix_attention)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
+@contextmanager
+def _attention(config: Any) -> Iterator[None]:
+    before = config._attn_implementation
+    config._attn_implementation = ATTENTION
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def _attention_during_backward(config: Any) -> None:
+    """Checkpointed layers run again in the backward pass and look the attention up again: set until it ends."""
+    before = config._attn_implementation
+    if before == ATTENTION:
+        return
+    config._attn_implementation = ATTENTION
+
+    def restore() -> None:
+        config._attn_implementation = before
+
+    torch.autograd.Variable._execution_engine.queue_callback(restore)
