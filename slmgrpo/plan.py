@@ -247,8 +247,6 @@ def _notes(recipe: Recipe, steps: int, group_tokens: int) -> Iterator[str]:
         yield f"{loss.loss_type} sums over tokens, so sequence ratios count by length; GSPO's paper uses grpo"
     if train.steps is not None and steps % train.updates_per_rollout:
         yield f"the last rollout serves {steps % train.updates_per_rollout} of {train.updates_per_rollout} updates"
-    if recipe.optimizer.warmup_ratio > 0:
-        yield "the first step of a warmup has learning rate 0"
     if sampling.engine == "hf" and recipe.model.backend == "unsloth":
         yield "engine hf with backend unsloth runs on a CPU only; on CUDA set model.backend: transformers"
 
@@ -261,7 +259,7 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         else f" ({plan.rollouts:,} rollouts of {plan.updates_per_rollout} updates each)"
     )
     if plan.rows is None or plan.epochs is None:
-        data = "training rows not counted"
+        data = "number of rows not known without reading them"
     else:
         data = f"{plan.rows:,} rows, {plan.epochs:.3g} epochs"
     schedule = {"constant": "constant", "linear": "linear to 0", "cosine": "cosine to 0"}[plan.lr_scheduler_type]

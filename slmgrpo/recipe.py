@@ -117,11 +117,11 @@ class Sampling(Section):
 
 
 class Train(Section):
-    steps: int | None = Field(default=None, ge=1)
+    steps: int | None = Field(default=None, ge=1, le=10**9)
     """Optimizer steps. Give steps or epochs."""
-    epochs: float | None = Field(default=None, gt=0)
+    epochs: float | None = Field(default=None, gt=0, le=10**6)
     """Passes over the training rows instead of steps; the number of rows must be known (`rows` of a source)."""
-    prompts_per_step: int = Field(default=8, ge=1)
+    prompts_per_step: int = Field(default=8, ge=1, le=10**6)
     """Groups per rollout over all ranks."""
     updates_per_rollout: int = Field(default=1, ge=1)
     """Optimizer steps on each rollout's completions (TRL num_iterations)."""

@@ -104,6 +104,9 @@ def _source(source: Source, key: Key) -> Iterator[Clash]:
         yield Clash(((*key, "config"),), f"is for hub: data sets, this is {source.source}; take it out")
     if source.options and kind != "reasoning_gym":
         yield Clash(((*key, "options"),), f"is for reasoning_gym: tasks, this is {source.source}; take it out")
+    size = source.options.get("size")
+    if kind == "reasoning_gym" and size is not None and (type(size) is not int or size < 1):
+        yield Clash(((*key, "options"),), f"size must be a whole number above 0, not {size}")
     if source.rows is not None and kind != "hub":
         yield Clash(((*key, "rows"),), f"is for hub: data sets, {source.source} is counted; take it out")
     if kind == "file" and not name.endswith((".jsonl", ".parquet", ".csv")):

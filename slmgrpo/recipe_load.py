@@ -9,25 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from slmgrpo.errors import RecipeError
 from slmgrpo.recipe import Recipe, resolved
-from slmgrpo.recipe_checks import clashes
-from slmgrpo.recipe_words import explain, is_open, within
+from slmgrpo.recipe_validate import Key, lookup, validate
 from slmgrpo.recipe_yaml import Problem, Spot, Unreadable, Where, parse, read_text
 
 PACKAGED = Path(__file__).parent / "recipes"
 MAX_LEVELS = 3
-Key = tuple[str | int, ...]
-
-_STAND_INS: dict[Key, Any] = {
-    ("model",): {"id": "tiny"},
-    ("model", "id"): "tiny",
-    ("data",): {"train": [{"source": "tiny:math"}]},
-    ("data", "train"): [{"source": "tiny:math"}],
-}
-_YES_NO = {"yes", "no", "on", "off", "y", "n"}
 
 
 @dataclass(frozen=True)
@@ -51,7 +39,7 @@ def load(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     """Read a recipe file, or the packaged recipe of that name, with its parents and `a.b=c` overrides on top."""
     path = find(path_or_name)
     try:
-        tree, problems = _with_parents(path)
+        tree, problems = merged_tree(path)
     except Unreadable as error:
         raise _error(path, error.problems) from None
     for override in overrides:
@@ -60,7 +48,7 @@ def load(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Loaded:
         except Unreadable as error:
             problems += error.problems
     known = {problem.key for problem in problems}
-    recipe, more = _validate(tree)
+    recipe, more = validate(tree)
     problems += [problem for problem in more if problem.key not in known]
     if problems or recipe is None:
         raise _error(path, problems)
@@ -129,7 +117,7 @@ def _exists(path: Path) -> bool:
 # Parents
 
 
-def _with_parents(path: Path) -> tuple[Spot, list[Problem]]:
+def merged_tree(path: Path) -> tuple[Spot, list[Problem]]:
     """The file's tree merged over its parent's, over that one's parent; and what is wrong inside the files."""
     chain: list[tuple[Path, Spot]] = []
     problems: list[Problem] = []
@@ -163,7 +151,9 @@ def _parent(tree: Spot, path: Path, chain: list[Path]) -> Path | None:
         names = " -> ".join(shown(file) for file in [*chain, parent])
         raise Unreadable(Problem(spot.where, "extends", f"comes back to itself: {names}"))
     if len(chain) >= MAX_LEVELS:
-        text = f"more than {MAX_LEVELS} levels; extend {shown(chain[1])} directly and copy what {shown(chain[0])} needs"
+        text = (
+            f"more than {MAX_LEVELS} levels; extend {shown(chain[-1])} directly and copy what {shown(chain[-2])} adds"
+        )
         raise Unreadable(Problem(spot.where, "extends", text))
     return parent
 
@@ -248,98 +238,15 @@ def _put(tree: Spot, keys: list[str], spot: Spot, where: Where, done: Key) -> Sp
         items[int(key)] = _put(items[int(key)], rest, spot, where, (*done, int(key)))
         return replace(tree, value=items)
     old = tree.value if isinstance(tree.value, dict) else {}
+    if key.isdecimal() and key not in old:
+        raise Unreadable(Problem(where, "", f"`{'.'.join(map(str, done))}` is a list; it is empty"))
     below = old.get(key, Spot({}, where)) if rest else old.get(key, Spot(None, where))
     if rest and not isinstance(below.value, dict | list):
         below = Spot({}, where)
     return Spot({**old, key: _put(below, rest, spot, where, (*done, key))}, tree.where)
 
 
-# Validation
-
-
-def _validate(tree: Spot) -> tuple[Recipe | None, list[Problem]]:
-    """The recipe (None where a field is wrong), and every problem: of fields, of open settings, between fields."""
-    data = _plain(tree)
-    problems = list(_ambiguous(tree, ()))
-    recipe, bad = _fields(data)
-    problems += [_at(tree, key, text) for key, text in bad.items()]
-    whole = recipe
-    for _ in range(3):  # what depends on wrong fields cannot be judged; the rest can, with stand-ins for the wrong ones
-        if whole is not None:
-            break
-        bad |= {_stand_in(data, key): "" for key in list(bad)}
-        whole, more = _fields(data)
-        bad |= more
-    for clash in clashes(whole) if whole is not None else ():
-        if not any(_overlap(key, wrong) for key in clash.keys for wrong in bad):
-            written = [key for key in clash.keys if _lookup(tree, key)[1]]
-            problems.append(_at(tree, (written or clash.keys)[0], clash.text, name=clash.keys[0]))
-    return recipe, problems
-
-
-def _fields(data: Any) -> tuple[Recipe | None, dict[Key, str]]:
-    try:
-        return Recipe.model_validate(data, strict=True, by_alias=True, by_name=False), {}
-    except ValidationError as error:
-        return None, explain(error, data)
-
-
-def _stand_in(data: Any, key: Key) -> Key:
-    """Put something valid in place of a wrong value (its whole list, or section where it is optional)."""
-    index = next((i for i, part in enumerate(key) if isinstance(part, int)), len(key))
-    cut = key[:1] if key[0] == "cold_start" else key[:index]
-    for part in cut[:-1]:
-        data = data[part]
-    if cut in _STAND_INS:
-        data[cut[-1]] = _STAND_INS[cut]
-    else:
-        data.pop(cut[-1], None)
-    return cut
-
-
-def _ambiguous(tree: Spot, key: Key) -> Iterator[Problem]:
-    """Unquoted words of open settings that people read as a bool or number and YAML 1.2 reads as text."""
-    if isinstance(tree.value, dict):
-        for name, spot in tree.value.items():
-            yield from _ambiguous(spot, (*key, name))
-    elif isinstance(tree.value, list):
-        for i, spot in enumerate(tree.value):
-            yield from _ambiguous(spot, (*key, i))
-    elif tree.plain and is_open(key):
-        text = tree.value
-        if isinstance(text, str) and text.lower() in _YES_NO:
-            truth = "true" if text.lower() in ("yes", "on", "y") else "false"
-            yield _at(tree, key, f"`{text}` is text here; write {truth}, or '{text}' in quotes", spot=tree)
-        elif isinstance(text, str) and text[:1].isdigit() and not text.strip("0123456789_:"):
-            yield _at(tree, key, f"`{text}` is text here; write a plain number, or '{text}' in quotes", spot=tree)
-        elif isinstance(text, float) and (text != text or abs(text) == float("inf")):
-            yield _at(tree, key, "must be a finite number", spot=tree)
-
-
-def _plain(tree: Spot) -> Any:
-    if isinstance(tree.value, dict):
-        return {key: _plain(spot) for key, spot in tree.value.items()}
-    if isinstance(tree.value, list):
-        return [_plain(spot) for spot in tree.value]
-    return tree.value
-
-
-def _lookup(tree: Spot, key: Key) -> tuple[Spot, bool]:
-    """The spot at a key, or the nearest one around it; whether it is the key's own."""
-    for part in key:
-        try:
-            tree = within(tree.value, part)
-        except LookupError:
-            return tree, False
-    return tree, True
-
-
-def _at(tree: Spot, key: Key, text: str, *, name: Key | None = None, spot: Spot | None = None) -> Problem:
-    return Problem((spot or _lookup(tree, key)[0]).where, ".".join(map(str, name or key)), text)
-
-
-def _overlap(a: Key, b: Key) -> bool:
-    return all(x == y for x, y in zip(a, b, strict=False))
+# Results
 
 
 def _origins(value: Any, tree: Spot, key: Key = ()) -> Iterator[tuple[str, str]]:
@@ -350,7 +257,7 @@ def _origins(value: Any, tree: Spot, key: Key = ()) -> Iterator[tuple[str, str]]
     for part, below in parts:
         yield from _origins(below, tree, (*key, part))
     if not parts and key:
-        spot, own = _lookup(tree, key)
+        spot, own = lookup(tree, key)
         origin = "--set" if spot.where.line is None else str(spot.where)
         yield ".".join(map(str, key)), origin if own else "default"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -74,9 +75,9 @@ def explain(error: ValidationError, data: Any) -> dict[Key, str]:
     return {key: _sentence(key, details, data) for key, details in found.items()}
 
 
-def is_open(key: Key) -> bool:
-    """Whether a key lies in settings whose types the schema does not know (`with:`, `options:`)."""
-    return any(Any in _members(annotation) for annotation in _annotations(key))
+def members(key: Key) -> set[Any]:
+    """The types allowed at a key; Any where the schema does not know them (`with:`, `options:`)."""
+    return {member for annotation in _annotations(key) for member in _members(annotation)}
 
 
 def within(data: Any, part: str | int) -> Any:
@@ -144,16 +145,16 @@ def _no_such_key(key: Key) -> str:
 
 def _advice(annotations: list[Any], value: Any) -> str:
     """What to write instead, where that can be told."""
-    members = {member for annotation in annotations for member in _members(annotation)}
-    literals = [word for member in members if get_origin(member) is Literal for word in get_args(member)]
-    lists = [member for member in members if get_origin(member) is list]
+    allowed = {member for annotation in annotations for member in _members(annotation)}
+    literals = [word for member in allowed if get_origin(member) is Literal for word in get_args(member)]
+    lists = [member for member in allowed if get_origin(member) is list]
     if isinstance(value, str):
-        if type(None) in members and value.lower() in ("none", "nil", "nothing"):
+        if type(None) in allowed and value.lower() in ("none", "nil", "nothing"):
             return "; write null"
-        if bool in members and value.lower() in ("yes", "on", "y", "no", "off", "n"):
+        if bool in allowed and value.lower() in ("yes", "on", "y", "no", "off", "n"):
             return f"; write {'true' if value.lower() in ('yes', 'on', 'y') else 'false'}"
-        if members & {int, float} and _is_number(value):
-            return "; take the quotes off" if value == value.strip("_") and "_" not in value else "; take the _ out"
+        if allowed & {int, float} and _is_number(value):
+            return "; write plain digits" if re.match(r"[-+]?0\d|.*_", value) else "; take the quotes off"
         close = difflib.get_close_matches(value.lower(), literals, n=1, cutoff=0.5)
         if close:
             return f"; did you mean `{close[0]}`?"
@@ -161,13 +162,13 @@ def _advice(annotations: list[Any], value: Any) -> str:
             return f"; write [{value}]"
         return ""
     if isinstance(value, bool) or value is None:
-        return "; take the line out, or write its settings under it" if any(map(_is_section, members)) else ""
+        return "; take the line out, or write its settings under it" if any(map(_is_section, allowed)) else ""
     if isinstance(value, int | float):
-        if isinstance(value, float) and int in members and value.is_integer() and abs(value) < 2**53:
+        if isinstance(value, float) and int in allowed and value.is_integer() and abs(value) < 2**53:
             return f"; write {int(value)}"
         if lists and isinstance(value, get_args(lists[0])[0]):
             return f"; write [{_number(value)}]"
-        if str in members and value == value:
+        if str in allowed and value == value:
             return f"; write '{_number(value)}' in quotes"
     return ""
 
