@@ -94,6 +94,13 @@ def last_box(text: str) -> str | None:
     return ", ".join(dict.fromkeys(parts))
 
 
+def tagged_answer(text: str) -> str | None:
+    """Content of the last `<answer>`, None where there is none or it is empty."""
+    _, opened, rest = text.rpartition("<answer>")
+    inside = rest.partition("</answer>")[0].strip()
+    return inside if opened and inside else None
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """A fenced code block. `closed` is False where the completion ends before its fence."""

@@ -13,7 +13,7 @@ from typing import Literal
 from slmgrpo.rewards.base import Bounds, Verdict, bounded, correctness
 from slmgrpo.rewards.equal import answer as read_answer
 from slmgrpo.rewards.equal import compare
-from slmgrpo.rewards.extract import after_thinking, last_box
+from slmgrpo.rewards.extract import after_thinking, last_box, tagged_answer
 from slmgrpo.rewards.latex import clean, parse
 from slmgrpo.rewards.structure import Scalar
 from slmgrpo.rewards.values import Evaluator, TooLarge, Undefined, symbols
@@ -34,16 +34,21 @@ _LENIENT = (
 
 
 @correctness
-def correct(completion: str, answer: str, prompt: str = "", *, extract: Literal["box", "lenient"] = "box") -> Verdict:
-    r"""1 if the last `\boxed{}` behind the thinking equals `answer`; `extract: lenient` (for eval) needs no box."""
+def correct(completion: str, answer: str, prompt: str = "", *, extract: Literal["box", "tag", "lenient"] = "box") -> Verdict:
+    r"""1 if the last `\boxed{}` behind the thinking equals `answer`; `extract: tag` takes the last <answer> instead.
+
+    `extract: lenient`, for eval, also takes what is announced without a box, as in "Answer: 5".
+    """
     said = after_thinking(completion, prompt)
     if said is None:
         return Verdict(0.0, "no_answer", why="the thinking never ends")
-    read = last_box(said)
+    read = tagged_answer(said) if extract == "tag" else last_box(said)
+    if extract == "tag" and read is not None:
+        read = last_box(read) or read
     if read is None and extract == "lenient":
-        read = _stated(said)
+        read = tagged_answer(said) or _stated(said)
     if read is None:
-        return Verdict(0.0, "no_answer", why="no box with an answer")
+        return Verdict(0.0, "no_answer", why=f"no {'<answer>' if extract == 'tag' else 'box'} with an answer")
     shown = read if len(read) <= 200 else read[:197] + "..."
     equality = compare(str(answer).strip(), read)
     if equality.same is None:

@@ -1,0 +1,95 @@
+"""Rules for the form of a reply: tags, one box, one code block. They say nothing of the answer."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from slmgrpo.rewards.equal import answer as read_answer
+from slmgrpo.rewards.extract import after_thinking, boxes, code_blocks, last_box, tagged_answer
+from slmgrpo.rewards.programs import PYTHON
+from slmgrpo.rewards.structure import Scalar
+
+Style = Literal["think", "think_answer", "reasoning_answer"]
+_TAGS = {"think": ("think",), "think_answer": ("think", "answer"), "reasoning_answer": ("reasoning", "answer")}
+
+
+def tagged(completion: str, prompt: str = "", *, style: Style = "think") -> float:
+    """1 if each tag of `style` opens and closes once, in order, around text, and nothing stands outside.
+
+    think: <think>...</think> and an answer behind it. think_answer and reasoning_answer: two tagged parts and
+    nothing else. An opening tag at the end of the prompt counts.
+    """
+    tags = _TAGS[style]
+    text = _with_prefill(completion, prompt, tags[0]).strip()
+    for tag in tags:
+        if text.count(f"<{tag}>") != 1 or text.count(f"</{tag}>") != 1:
+            return 0.0
+    pattern = r"\s*".join(rf"<{tag}>(.*)</{tag}>" for tag in tags) + ("(.*)" if len(tags) == 1 else "")
+    match = re.fullmatch(pattern, text, re.DOTALL)
+    return float(match is not None and all(part.strip() for part in match.groups()))
+
+
+def tag_counts(completion: str, prompt: str = "", *, style: Style = "reasoning_answer") -> float:
+    """The share of the tags of `style` that occur exactly once, less 0.001 for each character behind the last one."""
+    tags = _TAGS[style]
+    text = _with_prefill(completion, prompt, tags[0])
+    marks = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
+    share = sum(text.count(mark) == 1 for mark in marks) / len(marks)
+    trailing = len(text.rpartition(marks[-1])[2].strip()) if len(tags) > 1 and marks[-1] in text else 0
+    return max(0.0, share - 0.001 * trailing)
+
+
+def reasoning_present(completion: str, prompt: str = "", *, style: Style = "reasoning_answer") -> float:
+    """1 if there is text between the first tags of `style`."""
+    first = _TAGS[style][0]
+    _, opened, rest = _with_prefill(completion, prompt, first).partition(f"<{first}>")
+    inside, closed, _ = rest.partition(f"</{first}>")
+    return float(bool(opened and closed and inside.strip()))
+
+
+def answer_present(completion: str, prompt: str = "") -> float:
+    """1 if something is tagged as <answer> or boxed behind the thinking."""
+    return float(_said(completion, prompt) is not None)
+
+
+def numeric_answer(completion: str, prompt: str = "") -> float:
+    """1 if what is tagged as <answer> or boxed is one number."""
+    said = _said(completion, prompt)
+    nodes = read_answer(said).nodes if said is not None else ()
+    return float(any(isinstance(node, Scalar) and node.tree[0] in ("num", "neg", "div") for node in nodes))
+
+
+def boxed_once(completion: str, prompt: str = "") -> float:
+    r"""1 if exactly one closed `\boxed{}` with content stands behind the thinking."""
+    text = after_thinking(completion, prompt)
+    if text is None or len(re.findall(r"\\f?box(?:ed)?(?![a-zA-Z])", text)) != 1:
+        return 0.0
+    found = boxes(text)
+    return float(len(found) == 1 and bool(found[0].content.strip()))
+
+
+def one_code_block(completion: str, prompt: str = "") -> float:
+    """1 if exactly one fenced block stands behind the thinking, closed, python and not empty."""
+    text = after_thinking(completion, prompt)
+    blocks = [] if text is None else code_blocks(text)
+    if len(blocks) != 1:
+        return 0.0
+    (block,) = blocks
+    return float(block.closed and block.language in PYTHON and bool(block.code.strip()))
+
+
+def _with_prefill(completion: str, prompt: str, first: str) -> str:
+    """The completion with the opening tag that the chat template wrote at the end of the prompt.
+
+    Without a prompt a missing opening tag gets the benefit of the doubt.
+    """
+    tag = f"<{first}>"
+    written = prompt.rstrip().endswith(tag)
+    unknown = not prompt and tag not in completion and f"</{first}>" in completion
+    return tag + completion if written or unknown else completion
+
+
+def _said(completion: str, prompt: str) -> str | None:
+    text = after_thinking(completion, prompt)
+    return None if text is None else tagged_answer(text) or last_box(text)
