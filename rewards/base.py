@@ -72,6 +72,12 @@ def bounded(bounds: Callable[[Mapping[str, Any]], Bounds]) -> Callable[[F], F]:
     return mark
 
 
+def quick(rule: F) -> F:
+    """Mark a rule that takes microseconds on any text: it is run where the text is, not in a worker."""
+    vars(rule).update(quick=rule)
+    return rule
+
+
 class Use(Protocol):
     """The part of a recipe's reward entry that this package reads (recipe.RewardUse has this shape)."""
 
@@ -164,29 +170,25 @@ class Reward:
     ) -> Verdict:
         """Score one completion. What the rule raises becomes a verdict of status `error`, never a zero."""
         try:
-            rule = self.rule
-            takes = signature(rule)
-            have = {
-                **(columns or {}),
-                "prompt": prompt,
-                "completion": completion,
-                "completion_ids": list(completion_ids),
-            }
-            if takes.batched:
-                chat = {"prompts": [{"role": "user", "content": prompt}], "completions": [_assistant(completion)]}
-                have = {key: [value] for key, value in (have | chat).items()}
-                have["completions"] = [[_assistant(completion)]]
-                names = set(takes.data) | (set(have) if takes.open_ended else set())
-                result = rule(**{name: have[name] for name in names if name in have}, **self.settings)
-                result = result[0]
-            else:
-                missing = [name for name in takes.data if name not in have and name not in takes.optional]
-                if missing:
-                    return Verdict(None, "error", why=f"the data has no column `{missing[0]}`")
-                result = rule(**{name: have[name] for name in takes.data if name in have}, **self.settings)
+            return _verdict(_call(self.rule, self.settings, prompt, completion, completion_ids, columns or {}))
         except Exception as error:  # a rule's bug is data here: counted, masked, and it stops the run above a rate
             return Verdict(None, "error", why=f"{type(error).__name__}: {error}"[:300])
-        return _verdict(result)
+
+    def quick(
+        self, prompt: str, completion: str, completion_ids: Sequence[int] = (), columns: Mapping[str, Any] | None = None
+    ) -> Verdict | None:
+        """What `judge` says where that takes microseconds, else None: ask here before a worker is asked.
+
+        A rule offers it by its attribute `quick`, a function of the same parameters that may return NotImplemented.
+        """
+        rule = getattr(self.rule, "quick", None)
+        if rule is None:
+            return None
+        try:
+            result = _call(rule, self.settings, prompt, completion, completion_ids, columns or {})
+        except Exception as error:
+            return Verdict(None, "error", why=f"{type(error).__name__}: {error}"[:300])
+        return None if result is NotImplemented else _verdict(result)
 
     def __call__(
         self,
@@ -200,8 +202,29 @@ class Reward:
         return [self.judge(prompt, completion, ids, row).value for prompt, completion, ids, row in rows]
 
 
-def _assistant(text: str) -> dict[str, str]:
-    return {"role": "assistant", "content": text}
+def _call(
+    rule: Rule,
+    settings: Mapping[str, Any],
+    prompt: str,
+    completion: str,
+    completion_ids: Sequence[int],
+    columns: Mapping[str, Any],
+) -> Any:
+    """Call a rule on one row by the names of its parameters; a TRL reward function gets lists of one, as chats."""
+    takes = signature(rule)
+    have = {**columns, "prompt": prompt, "completion": completion, "completion_ids": completion_ids}
+    if takes.batched:
+        chats = {
+            "prompts": {"role": "user", "content": prompt},
+            "completions": {"role": "assistant", "content": completion},
+        }
+        lists = {key: [value] for key, value in have.items()} | {key: [[chat]] for key, chat in chats.items()}
+        names = lists if takes.open_ended else takes.data
+        return rule(**{name: lists[name] for name in names if name in lists}, **settings)[0]
+    missing = [name for name in takes.data if name not in have and name not in takes.optional]
+    if missing:
+        return Verdict(None, "error", why=f"the data has no column `{missing[0]}`")
+    return rule(**{name: have[name] for name in takes.data if name in have}, **settings)
 
 
 def _verdict(result: Any) -> Verdict:

@@ -17,6 +17,7 @@ from slmgrpo.rewards.structure import (
     Items,
     Matrix,
     Node,
+    Odd,
     Scalar,
     Span,
     Words,
@@ -34,6 +35,9 @@ MAX_NESTING = 12
 MAX_ITEMS = 40
 LOOSE = ("", "{}")
 """Brackets that leave the order open."""
+
+
+_INTEGER = re.compile(r"[-+]?[0-9]{1,30}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +70,17 @@ def answer(text: str) -> Answer:
     return Answer(cleaned, text_key(cleaned), words_key(cleaned), tuple(node for node in nodes if node is not None))
 
 
+def is_plain(gold: str, given: str) -> bool:
+    """Whether `compare` is a matter of microseconds: the same text, or two whole numbers."""
+    return gold == given != "" or (_INTEGER.fullmatch(gold) is not None and _INTEGER.fullmatch(given) is not None)
+
+
 @functools.lru_cache(maxsize=65536)
 def compare(gold: str, given: str) -> Equality:
     """The one question of the math rules. Pure: the same texts give the same answer in any process."""
+    if _INTEGER.fullmatch(gold) and _INTEGER.fullmatch(given):
+        same = int(gold) == int(given)
+        return Equality(same, "the same whole number" if same else "another whole number")
     want, have = answer(gold), answer(given)
     if not want.key:
         return Equality(None, "the gold answer is empty")
@@ -82,7 +94,7 @@ def compare(gold: str, given: str) -> Equality:
             return Equality(True, "same words")
         if any(isinstance(node, Words) for node in want.nodes):
             return Equality(False, "not the gold's words")
-    if want.nodes and have.nodes:
+    if have.nodes and any(not isinstance(node, Odd) for node in want.nodes):
         try:
             same = any(_same(a, b) for a in want.nodes for b in have.nodes)
         except (Undefined, TooLarge) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from slmgrpo.rewards.base import quick
 from slmgrpo.rewards.equal import answer as read_answer
 from slmgrpo.rewards.extract import after_thinking, boxes, code_blocks, last_box, tagged_answer
 from slmgrpo.rewards.programs import PYTHON
@@ -14,6 +15,7 @@ Style = Literal["think", "think_answer", "reasoning_answer"]
 _TAGS = {"think": ("think",), "think_answer": ("think", "answer"), "reasoning_answer": ("reasoning", "answer")}
 
 
+@quick
 def tagged(completion: str, prompt: str = "", *, style: Style = "think") -> float:
     """1 if each tag of `style` opens and closes once, in order, around text, and nothing stands outside.
 
@@ -30,6 +32,7 @@ def tagged(completion: str, prompt: str = "", *, style: Style = "think") -> floa
     return float(match is not None and all(part.strip() for part in match.groups()))
 
 
+@quick
 def tag_counts(completion: str, prompt: str = "", *, style: Style = "reasoning_answer") -> float:
     """The share of the tags of `style` that occur exactly once, less 0.001 for each character behind the last one."""
     tags = _TAGS[style]
@@ -40,6 +43,7 @@ def tag_counts(completion: str, prompt: str = "", *, style: Style = "reasoning_a
     return max(0.0, share - 0.001 * trailing)
 
 
+@quick
 def reasoning_present(completion: str, prompt: str = "", *, style: Style = "reasoning_answer") -> float:
     """1 if there is text between the first tags of `style`."""
     first = _TAGS[style][0]
@@ -48,6 +52,7 @@ def reasoning_present(completion: str, prompt: str = "", *, style: Style = "reas
     return float(bool(opened and closed and inside.strip()))
 
 
+@quick
 def answer_present(completion: str, prompt: str = "") -> float:
     """1 if something is tagged as <answer> or boxed behind the thinking."""
     return float(_said(completion, prompt) is not None)
@@ -60,6 +65,7 @@ def numeric_answer(completion: str, prompt: str = "") -> float:
     return float(any(isinstance(node, Scalar) and node.tree[0] in ("num", "neg", "div") for node in nodes))
 
 
+@quick
 def boxed_once(completion: str, prompt: str = "") -> float:
     r"""1 if exactly one closed `\boxed{}` with content stands behind the thinking."""
     text = after_thinking(completion, prompt)
@@ -69,6 +75,7 @@ def boxed_once(completion: str, prompt: str = "") -> float:
     return float(len(found) == 1 and bool(found[0].content.strip()))
 
 
+@quick
 def one_code_block(completion: str, prompt: str = "") -> float:
     """1 if exactly one fenced block stands behind the thinking, closed, python and not empty."""
     text = after_thinking(completion, prompt)

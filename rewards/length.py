@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slmgrpo.rewards.base import Bounds, bounded
+from slmgrpo.rewards.base import Bounds, bounded, quick
 
 
+@quick
 @bounded(lambda settings: Bounds(-1.0, 0.0))
 def overlong(completion_ids: Sequence[int], *, max_tokens: int, margin: int) -> float:
     """0 up to `max_tokens - margin` tokens, then down to -1 at `max_tokens` (DAPO, arXiv 2503.14476, eq. 13)."""
@@ -21,6 +22,7 @@ def _cosine_bounds(settings: Mapping[str, Any]) -> Bounds:
     return Bounds(min(ends), max(ends))
 
 
+@quick
 @bounded(_cosine_bounds)
 def cosine(completion_ids: Sequence[int], *, max_tokens: int, shortest: float = 1.0, longest: float = 0.5) -> float:
     """From `shortest` at no tokens to `longest` at `max_tokens` along half a cosine (arXiv 2502.03373, appendix C.1).
@@ -31,6 +33,7 @@ def cosine(completion_ids: Sequence[int], *, max_tokens: int, shortest: float = 
     return longest + (shortest - longest) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
+@quick
 @bounded(lambda settings: Bounds(-1.0, 0.0))
 def repetition(completion_ids: Sequence[int], *, n: int = 8) -> float:
     """Minus the share of token n-grams that occurred before: 0 without repeats, towards -1 in a loop."""

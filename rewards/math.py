@@ -8,16 +8,17 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal, cast
 
 from slmgrpo.rewards.base import Bounds, Verdict, bounded, correctness
 from slmgrpo.rewards.equal import answer as read_answer
-from slmgrpo.rewards.equal import compare
+from slmgrpo.rewards.equal import compare, is_plain
 from slmgrpo.rewards.extract import after_thinking, last_box, tagged_answer
 from slmgrpo.rewards.latex import clean, parse
 from slmgrpo.rewards.structure import Scalar
 from slmgrpo.rewards.values import Evaluator, TooLarge, Undefined, symbols
 
+Extract = Literal["box", "tag", "lenient"]
 MAX_STEPS, MAX_STEPS_TEXT = 100, 20_000
 _SIGNS = str.maketrans({"−": "-", "–": "-", "×": "*", "÷": "/", "·": "*"})
 _NUMBER = r"\$?\d[\d,]*(?:\.\d+)?"
@@ -34,11 +35,36 @@ _LENIENT = (
 
 
 @correctness
-def correct(completion: str, answer: str, prompt: str = "", *, extract: Literal["box", "tag", "lenient"] = "box") -> Verdict:
+def correct(completion: str, answer: str, prompt: str = "", *, extract: Extract = "box") -> Verdict:
     r"""1 if the last `\boxed{}` behind the thinking equals `answer`; `extract: tag` takes the last <answer> instead.
 
     `extract: lenient`, for eval, also takes what is announced without a box, as in "Answer: 5".
     """
+    read = _read(completion, prompt, extract)
+    if isinstance(read, Verdict):
+        return read
+    equality = compare(str(answer).strip(), read)
+    shown = read if len(read) <= 200 else read[:197] + "..."
+    if equality.same is None:
+        return Verdict(None, "ungradeable", shown, equality.why)
+    if equality.same:
+        return Verdict(1.0, "correct", shown, equality.why)
+    return Verdict(0.0, "wrong", shown, equality.why)
+
+
+def _correct_quickly(completion: str, answer: str, prompt: str = "", *, extract: str = "box") -> Any:
+    """`correct` where it is plain: nothing to read, the gold as written, whole numbers."""
+    read = _read(completion, prompt, extract)
+    if isinstance(read, Verdict) or is_plain(str(answer).strip(), read):
+        return correct(completion, answer, prompt, extract=cast(Extract, extract))
+    return NotImplemented
+
+
+vars(correct).update(quick=_correct_quickly)
+
+
+def _read(completion: str, prompt: str, extract: str) -> str | Verdict:
+    """The answer's text, or the verdict where there is none."""
     said = after_thinking(completion, prompt)
     if said is None:
         return Verdict(0.0, "no_answer", why="the thinking never ends")
@@ -49,13 +75,7 @@ def correct(completion: str, answer: str, prompt: str = "", *, extract: Literal[
         read = tagged_answer(said) or _stated(said)
     if read is None:
         return Verdict(0.0, "no_answer", why=f"no {'<answer>' if extract == 'tag' else 'box'} with an answer")
-    shown = read if len(read) <= 200 else read[:197] + "..."
-    equality = compare(str(answer).strip(), read)
-    if equality.same is None:
-        return Verdict(None, "ungradeable", shown, equality.why)
-    if equality.same:
-        return Verdict(1.0, "correct", shown, equality.why)
-    return Verdict(0.0, "wrong", shown, equality.why)
+    return read
 
 
 def _stated(text: str) -> str | None:

@@ -71,7 +71,12 @@ class Equation:
     name: str
 
 
-Node = Scalar | Words | Colons | Based | Items | Span | Matrix | Equation
+@dataclass(frozen=True, slots=True)
+class Odd:
+    """An ill-typed formula, such as a tuple plus a number: it equals nothing that can be read."""
+
+
+Node = Odd | Scalar | Words | Colons | Based | Items | Span | Matrix | Equation
 
 _TEXT = re.compile(r"\\(?:text|mathrm)\s*\{([^{}]*)\}")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'’.\- ]*")
@@ -149,6 +154,7 @@ def _scalar(text: str) -> Scalar | None:
     if percent:
         text = text[: percent.start()]
     text = _MONEY.sub(r"\1", text)
+    text = re.sub(r"(?<=[\d}])\s*\\text\s*\{[^{}\d]*\}(?:\^\{?\d\}?)?(?=\s*[-+])", "", text)
     if re.fullmatch(r"-?\d{1,3}(?: \d{3})+", text):
         text = text.replace(" ", "")
     unit = ""
@@ -189,7 +195,27 @@ def read(text: str, *, thousands: bool = True, depth: int = 0) -> Node | None:
         node = reader(text, thousands, depth)
         if node is not NOT_THIS:
             return node if not isinstance(node, _NotThis) else None
-    return _scalar(text)
+    return _scalar(text) or (Odd() if _is_odd(text) else None)
+
+
+def _is_odd(text: str) -> bool:
+    """A tuple, matrix or number in a base that a plain number is added to."""
+    if re.search(r"(?<![\w}])[0-9]+_\{?\d+\}?\s*[-+*/]|[-+*/]\s*[0-9]+_\{?\d", text):
+        return True
+    if re.search(r"\\end\{[pbBvV]?matrix\}\s*[-+]\s*\d+$", text):
+        return True
+    depth, start = 0, 0
+    for match in re.finditer(r"[()\[\]]", text):
+        if match.group() in "([":
+            start = match.start() if depth == 0 else start
+            depth += 1
+        elif depth > 0:
+            depth -= 1
+            free = re.search(r"[\w}]\s*$", text[:start]) is None
+            inside = text[start + 1 : match.start()]
+            if depth == 0 and free and re.match(r"\s*[-+]\s*[\d\\]", text[match.end() :]):
+                return len(split_top(inside, ",;")) > 1
+    return False
 
 
 class _NotThis:

@@ -209,7 +209,7 @@ def close(a: Value, b: Value, *, decimal: bool) -> bool:
     """Whether two values are one. `decimal`: one was written with a decimal point, so six places are enough."""
     if isinstance(a, _Infinity) or isinstance(b, _Infinity):
         return a is b
-    if isinstance(a, Fraction) and isinstance(b, Fraction) and not decimal:
+    if isinstance(a, Fraction) and isinstance(b, Fraction) and (a == b or not decimal):
         return a == b
     evaluate = Evaluator()
     a, b = evaluate.real(a), evaluate.real(b)
@@ -258,10 +258,10 @@ def _vanishes(a: Tree, b: Tree, left: Value, right: Value, index: int = 0) -> bo
     """Rounding or a difference: two tiny values are one if they shrink as the digits grow (sin pi is 0)."""
     if isinstance(left, _Infinity) or isinstance(right, _Infinity):
         return False
+    if isinstance(left, Fraction) and isinstance(right, Fraction):
+        return False
     coarse = Evaluator(index)
     if abs(coarse.real(left) - coarse.real(right)) > coarse.ctx.mpf(10) ** (20 - DIGITS):
-        return False
-    if isinstance(left, Fraction) and isinstance(right, Fraction):
         return False
     fine = Evaluator(index, 3 * DIGITS)
     gap = abs(fine.real(fine(a)) - fine.real(fine(b)))
