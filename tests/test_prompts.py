@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
+from byte_tokenizer import CHATML, tokenizer_with
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,10 +17,6 @@ ROW = {"id": "r1", "question": "What is 2+2?", "answer": "4"}
 MCQ = {"id": "m1", "question": "Which is even?", "choices": ["one", "two"], "answer": "B"}
 CODE = {"id": "c1", "question": "Add.", "tests": ["assert add(1, 2) == 3", "assert add(0, 0) == 0"]}
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 WITH_BOS = "{{ bos_token }}" + CHATML
 THINKING = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
 SWITCHED = CHATML.replace(
@@ -35,26 +31,6 @@ DEAF_TO_SYSTEM = CHATML.replace("{% for m in messages %}", "{% for m in messages
 DATED = "{{ strftime_now('%d %b %Y') }}\n" + CHATML
 FOR_IMAGES = CHATML.replace("m.content", "m.content.text")
 CUTTING = CHATML.replace("m.content", "m.content.split('</think>')[-1]")
-
-
-def tokenizer_with(template: str | None, *, adds_bos: bool = False) -> Any:
-    """A real tokenizer, one token a byte, with special tokens and a template."""
-    tokenizers = pytest.importorskip("tokenizers")
-    transformers = pytest.importorskip("transformers")
-    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    core = tokenizers.Tokenizer(
-        tokenizers.models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[])
-    )
-    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = tokenizers.decoders.ByteLevel()
-    core.add_special_tokens(["<s>", "</s>", "<|im_start|>", "<|im_end|>"])
-    if adds_bos:
-        core.post_processor = tokenizers.processors.TemplateProcessing(
-            single="<s> $A", special_tokens=[("<s>", core.token_to_id("<s>"))]
-        )
-    made = transformers.PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>")
-    made.chat_template = template
-    return made
 
 
 def trl_template(name: str) -> str:

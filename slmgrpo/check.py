@@ -1,0 +1,227 @@
+"""`slmgrpo check`: recipe, plan, data, prompts and rewards looked at together before anything is trained."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from slmgrpo.data import Row, Rows, load_sources
+from slmgrpo.errors import RecipeError, SlmgrpoError
+from slmgrpo.gold_check import GoldReport, check_golds
+from slmgrpo.overlap import Overlap, overlap, repeated
+from slmgrpo.plan import Plan, plan
+from slmgrpo.prompts import Rendered, columns, render_all, set_chat_template
+from slmgrpo.recipe import Recipe, Source
+from slmgrpo.recipe_load import Loaded
+from slmgrpo.rewards.base import Reward
+from slmgrpo.rewards.pool import Pool
+
+T = TypeVar("T")
+
+TOLERATED = 0.05
+"""Share of rows that may be at fault in one respect before it is a problem: real data sets have bad rows."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Prompt lengths in tokens. histogram: (up to so many tokens, prompts); dropped: longer than `budget`."""
+
+    budget: int
+    longest: int
+    mean: float
+    histogram: tuple[tuple[int, int], ...]
+    dropped: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found. `problems` must be mended, `warnings` be known; `unchecked` could not be looked at."""
+
+    recipe: str
+    plan: Plan
+    train_rows: int
+    heldout_rows: int
+    tasks: tuple[tuple[str, int], ...]
+    """Training rows of each task."""
+    golds: tuple[GoldReport, ...]
+    """One for each source, the held-out ones last."""
+    prompts: tuple[str, ...]
+    """Three training prompts as the model sees them."""
+    prefill: str
+    """What the template and the recipe have written of the model's turn."""
+    lengths: Lengths | None
+    heldout_lengths: Lengths | None
+    same_as_training: int
+    """Held-out rows whose question is a training question."""
+    similar_to_training: int
+    """Held-out rows that share 13 words with a training question."""
+    duplicates: int
+    """Training rows whose question stood in an earlier row."""
+    problems: tuple[str, ...]
+    warnings: tuple[str, ...]
+    unchecked: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def check(loaded: Loaded, tokenizer: Any = None, *, graded_rows: int = 100) -> Report:
+    """Look at everything that can be looked at without the model's weights.
+
+    tokenizer: the model's; None loads it. graded_rows: rows of each source whose gold answer is graded.
+    Raises RecipeError with all that would stop a run before its first step.
+    """
+    recipe, base = loaded.recipe, loaded.base
+    sources = [*recipe.data.train, *recipe.data.heldout]
+    rules, train, heldout, planned = _read(recipe, base)
+    findings = _Findings([], [*train.notes, *heldout.notes], [])
+    try:
+        tokenizer = tokenizer or _load_tokenizer(recipe)
+        set_chat_template(tokenizer, recipe.model, base)
+        rendered = render_all([*train, *heldout], recipe.prompt, tokenizer)
+    except RecipeError as error:
+        findings.unchecked.append(f"prompts: {error}")
+        tokenizer, rendered = None, []
+    _judge_prompts(train, heldout, rendered, recipe, findings)
+    prefill = rendered[0].prefill if rendered else recipe.prompt.prefill
+    workers = recipe.grading.workers or planned.reward_workers
+    with Pool(workers, timeout_s=recipe.grading.timeout_s, sandbox=recipe.grading.sandbox) as pool:
+        golds = tuple(
+            check_golds(source.source, rows, own, pool, prefill, tokenizer, most=graded_rows)
+            for source, rows, own in zip(sources, _by_source(train, heldout, recipe), rules, strict=True)
+        )
+    for source, rows in zip(sources, _by_source(train, heldout, recipe), strict=True):
+        said = source.rows and min(source.rows, source.limit or source.rows)
+        if said and said != len(rows):
+            findings.problems.append(f"{source.source}: the recipe says rows: {source.rows}, it has {len(rows)}")
+    for gold in golds:
+        serious, slight = gold.findings(TOLERATED)
+        findings.problems.extend(serious)
+        findings.warnings.extend(slight)
+        findings.unchecked.extend(gold.unchecked)
+    seen = overlap(train, heldout)
+    again, contrary = repeated(train)
+    _judge_repetitions(seen, again, contrary, train, heldout, findings)
+    return Report(
+        recipe=recipe.name,
+        plan=planned,
+        train_rows=len(train),
+        heldout_rows=len(heldout),
+        tasks=tuple(Counter(row["task"] for row in train).items()),
+        golds=golds,
+        prompts=tuple(rendered[i].text for i in sorted({0, len(train) // 2, len(train) - 1}) if rendered),
+        prefill=prefill,
+        lengths=_lengths(rendered[: len(train)], recipe.prompt.max_tokens),
+        heldout_lengths=_lengths(rendered[len(train) :], recipe.prompt.max_tokens),
+        same_as_training=len(seen.same),
+        similar_to_training=len(seen.similar),
+        duplicates=len(again),
+        problems=tuple(findings.problems),
+        warnings=tuple(findings.warnings),
+        unchecked=tuple(findings.unchecked),
+    )
+
+
+@dataclass(frozen=True)
+class _Findings:
+    problems: list[str]
+    warnings: list[str]
+    unchecked: list[str]
+
+    def weigh(self, count: int, of: int, sentence: str) -> None:
+        """A problem where it is more than the tolerated share, else a warning."""
+        (self.problems if count > TOLERATED * of else self.warnings).append(f"{count} of {of} {sentence}")
+
+
+def _read(recipe: Recipe, base: Path) -> tuple[list[tuple[Reward, ...]], Rows, Rows, Plan]:
+    """Rules of every source, both sets of rows and the plan; whatever of it is at fault is reported together."""
+    faults: list[str] = []
+
+    def attempt(action: Callable[[], T]) -> T | None:
+        try:
+            return action()
+        except SlmgrpoError as error:
+            faults.extend(str(error).splitlines())
+            return None
+
+    rules = attempt(lambda: [_rules_of(recipe, s, base) for s in (*recipe.data.train, *recipe.data.heldout)])
+    count = len(recipe.data.train)
+    train = attempt(partial(_rows, recipe.data.train, rules and rules[:count], recipe, base))
+    heldout = attempt(partial(_rows, recipe.data.heldout, rules and rules[count:], recipe, base))
+    planned = attempt(partial(plan, recipe, base=base, rows=len(train))) if train is not None else None
+    if rules is None or train is None or heldout is None or planned is None:
+        raise RecipeError("\n".join(dict.fromkeys(faults)))
+    return rules, train, heldout, planned
+
+
+def _rules_of(recipe: Recipe, source: Source, base: Path) -> tuple[Reward, ...]:
+    from slmgrpo.train import rewards_of
+
+    return rewards_of(recipe, source, base)
+
+
+def _rows(sources: Sequence[Source], rules: Sequence[Sequence[Reward]] | None, recipe: Recipe, base: Path) -> Rows:
+    read = columns(recipe.prompt)
+    needs = {id(s): read.union(*(r.columns for r in own)) for s, own in zip(sources, rules or (), strict=False)}
+    return load_sources(sources, base=base, need=lambda source: needs.get(id(source), read))
+
+
+def _load_tokenizer(recipe: Recipe) -> Any:
+    from slmgrpo.model import load_tokenizer
+
+    return load_tokenizer(recipe)
+
+
+def _by_source(train: Rows, heldout: Rows, recipe: Recipe) -> Iterator[list[Row]]:
+    for rows, sources in ((train, recipe.data.train), (heldout, recipe.data.heldout)):
+        for index in range(len(sources)):
+            yield [row for row in rows if row["source_index"] == index]
+
+
+def _lengths(rendered: Sequence[Rendered], budget: int) -> Lengths | None:
+    if not rendered:
+        return None
+    sizes = [len(prompt.ids) for prompt in rendered]
+    return Lengths(
+        budget=budget,
+        longest=max(sizes),
+        mean=sum(sizes) / len(sizes),
+        histogram=tuple(sorted(Counter(1 << max(4, (size - 1).bit_length()) for size in sizes).items())),
+        dropped=sum(size > budget for size in sizes),
+    )
+
+
+def _judge_prompts(
+    train: Rows, heldout: Rows, rendered: Sequence[Rendered], recipe: Recipe, findings: _Findings
+) -> None:
+    budget = recipe.prompt.max_tokens
+    fits = {id(row): len(p.ids) <= budget for row, p in zip((*train, *heldout), rendered, strict=False)}
+    sources = (*recipe.data.train, *recipe.data.heldout)
+    for source, rows in zip(sources, _by_source(train, heldout, recipe), strict=True):
+        long = [row["id"] for row in rows if not fits.get(id(row), True)]
+        if long:
+            (findings.problems if len(long) == len(rows) else findings.warnings).append(
+                f"{source.source}: {len(long)} of {len(rows)} prompts are longer than prompt.max_tokens={budget} and "
+                f"left out, as {long[0]}"
+            )
+    if any(prompt.system_in_user for prompt in rendered):
+        findings.warnings.append("the chat template has no system role: prompt.system starts the first user text")
+
+
+def _judge_repetitions(
+    seen: Overlap, again: list[str], contrary: list[str], train: Rows, heldout: Rows, findings: _Findings
+) -> None:
+    if seen.same:
+        findings.weigh(len(seen.same), len(heldout), f"held-out questions are training questions, as {seen.same[0]}")
+    for ids, of, what in (
+        (seen.similar, len(heldout), "held-out questions share 13 words with a training question"),
+        (again, len(train), "training questions repeat an earlier one"),
+        (contrary, len(again), "repeated questions have another answer than before"),
+    ):
+        if ids:
+            findings.warnings.append(f"{len(ids)} of {of} {what}, as {ids[0]}")
