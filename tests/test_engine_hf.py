@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 from slmgrpo.errors import PlanError
 from slmgrpo.recipe import Sampling
 from slmgrpo.rollout.engine import Completion, Request
+from slmgrpo.rollout.fold import fold
 from slmgrpo.rollout.hf import HfEngine
 
 VOCABULARY, EOS = 90, 89
@@ -169,6 +170,27 @@ def test_the_adapter_counts_and_a_changed_one_changes_the_log_probs() -> None:
         plain = plain_log_probs(model, requests[c.index], c)
         torch.testing.assert_close(torch.tensor(c.log_probs), plain, atol=5e-5, rtol=0)
     assert (plain_log_probs(model, requests[0], before[0, 0]) - torch.tensor(before[0, 0].log_probs)).abs().max() > 0.05
+
+
+def test_a_disabled_adapter_is_left_out() -> None:
+    model, requests = make(lora=True), ask(count=2)
+    with model.disable_adapter():
+        written = write(model, requests)
+        plain = plain_log_probs(model, requests[1], written[1, 2])
+    torch.testing.assert_close(torch.tensor(written[1, 2].log_probs), plain, atol=5e-5, rtol=0)
+
+
+def test_an_adapter_that_cannot_be_folded_keeps_its_own_forward_pass() -> None:
+    """DoRA, and anything in bfloat16."""
+    settings = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
+    model, requests = get_peft_model(make(), LoraConfig(**settings, use_dora=True)), ask(count=2)
+    shake(model)
+    written = write(model, requests)
+    plain = plain_log_probs(model, requests[1], written[1, 2])
+    torch.testing.assert_close(torch.tensor(written[1, 2].log_probs), plain, atol=5e-5, rtol=0)
+    assert fold(model) == []
+    assert len(fold(make(lora=True))) == 14
+    assert fold(make(lora=True).bfloat16()) == []
 
 
 def test_base_weights_stay_as_they_are() -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from slmgrpo.errors import PlanError
-from slmgrpo.rollout import kv, sampling
+from slmgrpo.rollout import fold, kv, sampling
 from slmgrpo.rollout.engine import Completion, Request
 from slmgrpo.rollout.stops import StopTexts
 
@@ -69,10 +69,11 @@ class _State:
 class _Batch:
     """Rows being written and their keys and values, live rows first."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, longest: int, stands: list[fold.Stand]) -> None:
         self.slots = slots
         self.rows: list[_Row] = []
-        self.cache = kv.RowKeys(slots)
+        self.cache = kv.RowKeys(slots, longest)
+        self.stands = stands
         self.state: _State | None = None
 
     def leave(self) -> None:
@@ -136,7 +137,7 @@ class HfEngine:
         longest = max((len(r.prompt_ids) + r.max_tokens for r in requests), default=1)
         slots = max(1, self._max_batch_tokens // longest)
         waiting = deque(self._groups(requests, step, slots))
-        batch = _Batch(min(slots, sum(map(len, waiting))))
+        batch = _Batch(min(slots, sum(map(len, waiting))), longest, fold.fold(self._causal))
         while waiting or batch.rows:
             free, entering = batch.slots - len(batch.rows), []
             while waiting and len(waiting[0]) <= free:
@@ -165,12 +166,11 @@ class HfEngine:
         padded = torch.tensor([(*p, *[0] * (longest - len(p))) for p in prompts], device=self._device)
         last = torch.tensor([len(p) - 1 for p in prompts], device=self._device)
         cache = kv.PromptKeys()
-        hidden = self._forward(padded, torch.arange(longest, device=self._device)[None], cache, None)
+        hidden = self._forward(batch, padded, torch.arange(longest, device=self._device)[None], cache, None)
         rows = [row for group in groups for row in group]
         prompt_of_row = [number for number, group in enumerate(groups) for _ in group]
         logits = self._head(hidden[torch.arange(len(prompts), device=self._device), last])
-        first = len(batch.rows)
-        batch.cache.enter(cache, list(range(first, first + len(rows))), prompt_of_row)
+        batch.cache.enter(cache, [len(p) for p in prompts], [len(group) for group in groups], len(batch.rows))
         batch.rows += rows
         keys = torch.tensor([row.key for row in rows], device=self._device)
         drawn = self._draw(logits[prompt_of_row], keys, torch.zeros_like(keys), rows)
@@ -181,27 +181,30 @@ class HfEngine:
         if batch.state is None:
             batch.state = _State.of(batch.rows, self._device)
         state, width = batch.state, max(row.length for row in batch.rows)
-        batch.cache.reserve(width)
+        batch.cache.reserve(width, live=len(batch.rows))
         batch.cache.place(state.lengths, width)
         mask = None
         if not state.equal:
             mask = (torch.arange(width, device=self._device) <= state.lengths[:, None])[:, None, None]
-        hidden = self._forward(state.token_ids[:, None], state.lengths[:, None], batch.cache, mask)
+        hidden = self._forward(batch, state.token_ids[:, None], state.lengths[:, None], batch.cache, mask)
         drawn = self._draw(self._head(hidden[:, -1]), state.keys, state.positions, batch.rows)
         batch.state = state.after(drawn.token_ids)
         return self._settle(batch, batch.rows, drawn)
 
-    def _forward(self, token_ids: Tensor, position_ids: Tensor, cache: Any, mask: Tensor | None) -> Tensor:
+    def _forward(
+        self, batch: _Batch, token_ids: Tensor, position_ids: Tensor, cache: Any, mask: Tensor | None
+    ) -> Tensor:
         before = self._config._attn_implementation
         self._config._attn_implementation = kv.ATTENTION
         try:
-            return self._decoder(
-                input_ids=token_ids,
-                position_ids=position_ids,
-                attention_mask=mask,
-                past_key_values=cache,
-                use_cache=True,
-            ).last_hidden_state
+            with fold.in_place(batch.stands):
+                return self._decoder(
+                    input_ids=token_ids,
+                    position_ids=position_ids,
+                    attention_mask=mask,
+                    past_key_values=cache,
+                    use_cache=True,
+                ).last_hidden_state
         finally:
             self._config._attn_implementation = before
 

@@ -31,33 +31,43 @@ class PromptKeys:
 class RowKeys:
     """Stands in for transformers' cache while tokens are written, one per row and forward pass."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, longest: int) -> None:
         self.rows = rows
+        self.longest = longest
         self.layers: list[tuple[Tensor, Tensor]] = []
         self._at: tuple[Tensor, Tensor] | None = None
         self._live = 0
         self._width = 0
 
-    def enter(self, prompts: PromptKeys, rows: list[int], prompt_of_row: list[int]) -> None:
-        """Copy prompts into rows; a prompt shorter than the longest brings finite filling that stays masked."""
+    def enter(self, prompts: PromptKeys, lengths: list[int], members: list[int], first: int) -> None:
+        """Let each prompt's members in, from row `first` on."""
         if not self.layers:
-            self.layers = [
-                (k.new_zeros(self.rows, 0, *k.shape[2:]), v.new_zeros(self.rows, 0, *v.shape[2:]))
-                for k, v in prompts.layers
-            ]
-        self.reserve(prompts.layers[0][0].shape[1])
+            self.layers = [(k[:0, :0], v[:0, :0]) for k, v in prompts.layers]
+        self.reserve(max(lengths), live=first)
         for own, new in zip(self.layers, prompts.layers, strict=True):
             for mine, theirs in zip(own, new, strict=True):
-                mine[rows, : theirs.shape[1]] = theirs[prompt_of_row]
+                row = first
+                for prompt, (length, count) in enumerate(zip(lengths, members, strict=True)):
+                    mine[row : row + count, :length] = theirs[prompt, :length]
+                    # A masked column still meets a factor 0, which a stray NaN would survive.
+                    mine[row : row + count, length:] = 0
+                    row += count
 
-    def reserve(self, columns: int) -> None:
-        """Make room for so many tokens a row; grows by a half at least."""
+    def reserve(self, columns: int, *, live: int) -> None:
+        """Make room for so many tokens a row; grows by a half, by 64 at least, never beyond the longest row."""
         have = self.layers[0][0].shape[1]
         if columns <= have:
             return
-        columns = max(columns + 32, have + have // 2)
+        columns = min(max(columns + 64, have + have // 2), self.longest)
+
+        def widened(x: Tensor) -> Tensor:
+            wide = x.new_empty(self.rows, columns, *x.shape[2:])
+            wide[:live, :have] = x[:live]
+            wide[:live, have:] = 0
+            return wide
+
         for layer, (keys, values) in enumerate(self.layers):
-            self.layers[layer] = (_widened(keys, columns), _widened(values, columns))
+            self.layers[layer] = (widened(keys), widened(values))
 
     def move(self, sources: list[int], targets: list[int], tokens: int) -> None:
         """Copy whole rows over rows that left."""
@@ -78,13 +88,6 @@ class RowKeys:
         all_values.index_put_(self._at, values.squeeze(2))
         read = (slice(0, self._live), slice(0, self._width))
         return all_keys[read].transpose(1, 2), all_values[read].transpose(1, 2)
-
-
-def _widened(x: Tensor, columns: int) -> Tensor:
-    # Zeros, not empty: a masked column still meets a factor 0, which a stray NaN would survive.
-    wide = x.new_zeros(x.shape[0], columns, *x.shape[2:])
-    wide[:, : x.shape[1]] = x
-    return wide
 
 
 def attend(
