@@ -116,9 +116,9 @@ def plan(recipe: Loaded | Recipe, gpus: int = 1, rows: int | None = None, *, bas
         warmup_steps=warmup,
         lr_sum=optimizer.learning_rate * first,
         lr_norm=optimizer.learning_rate * math.sqrt(second),
-        checkpoints=_times(train.save_every, steps, train.updates_per_rollout),
+        checkpoints=1 + _before_the_last(train.save_every, rollouts, train.updates_per_rollout),
         keep_checkpoints=train.keep_checkpoints,
-        evaluations=_evaluations(recipe, steps),
+        evaluations=_evaluations(recipe, rollouts),
         reward_workers=recipe.grading.workers or max(1, min(16, _cores() // gpus)),
         notes=tuple(_notes(recipe, steps, group_tokens)),
     )
@@ -202,18 +202,15 @@ def lr_sums(scheduler: str, steps: int, warmup: int) -> tuple[float, float]:
     return (rising[0] if warmup else 0.0) + falling[0], rising[1] + falling[1]
 
 
-def _times(every: int, steps: int, updates: int) -> int:
-    """How often a multiple of `every` is passed at the end of a rollout; the last step counts."""
-    ends_passed = steps // every if every >= updates else -(-steps // updates)
-    return ends_passed + (1 if every >= updates and steps % every else 0)
+def _before_the_last(every: int, rollouts: int, updates: int) -> int:
+    """At how many rollout ends before the last one a multiple of `every` has just been passed."""
+    return min((rollouts - 1) * updates // every, rollouts - 1)
 
 
-def _evaluations(recipe: Recipe, steps: int) -> int:
-    if not recipe.data.heldout:
-        return 0
-    train = recipe.train
-    between = _times(train.eval_every, steps, train.updates_per_rollout) - 1 if train.eval_every else 0
-    return 2 + between
+def _evaluations(recipe: Recipe, rollouts: int) -> int:
+    every, updates = recipe.train.eval_every, recipe.train.updates_per_rollout
+    between = _before_the_last(every, rollouts, updates) if every else 0
+    return 2 + between if recipe.data.heldout else 0
 
 
 def _cores() -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from slmgrpo.recipe import Recipe, RewardUse, Source
+from slmgrpo.recipe_rules import wrong_use
 
 Key = tuple[str | int, ...]
 
@@ -133,10 +134,11 @@ def _identity(source: Source) -> str:
 
 def _rewards(recipe: Recipe) -> Iterator[Clash]:
     yield from _rules(recipe.rewards, ("rewards",))
+    for name, sources in (("train", recipe.data.train), ("heldout", recipe.data.heldout)):
+        for i, source in enumerate(sources):
+            yield from _rules(source.rewards or [], ("data", name, i, "rewards"))
     for i, source in enumerate(recipe.data.train):
         key = ("data", "train", i, "rewards")
-        if source.rewards is not None:
-            yield from _rules(source.rewards, key)
         if not (recipe.rewards if source.rewards is None else source.rewards):
             yield Clash(
                 (("rewards",), key), f"no rule scores the rows of {source.source}; add one, as in `- use: math.correct`"
@@ -149,6 +151,8 @@ def _rules(uses: Sequence[RewardUse], key: Key) -> Iterator[Clash]:
     for i, use in enumerate(uses):
         if use.use in names[:i]:
             yield Clash(((*key, i, "use"),), f"`{use.use}` is in the list already; keep one of them")
+        for inner, text in wrong_use(use):
+            yield Clash(((*key, i, *inner),), text)
         if use.when is None:
             continue
         if use.when not in names:

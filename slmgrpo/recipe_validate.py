@@ -21,12 +21,12 @@ _STAND_INS: dict[Key, Any] = {
     ("data",): {"train": [{"source": "tiny:math"}]},
     ("data", "train"): [{"source": "tiny:math"}],
 }
-_YES_NO = dict.fromkeys(("yes", "on", "y"), "true") | dict.fromkeys(("no", "off", "n"), "false")
+_YES_NO = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
 
 def validate(tree: Spot) -> tuple[Recipe | None, list[Problem]]:
     """The recipe (None where a field is wrong), and every problem: of fields, of open settings, between fields."""
-    data = _plain(tree)
+    data = plain(tree)
     problems = list(_ambiguous(tree, ()))
     recipe, bad = _fields(data)
     problems += [_at(tree, key, text) for key, text in bad.items()]
@@ -81,18 +81,18 @@ def _advice(value: Any, allowed: set[Any]) -> str:
         return "`None` is text here; write null, or 'None' in quotes"
     if Any not in allowed:
         return ""
-    if isinstance(value, str) and value.lower() in _YES_NO:
-        return f"`{value}` is text here; write {_YES_NO[value.lower()]}, or '{value}' in quotes"
+    if isinstance(value, str) and (truth := _YES_NO.get(value.lower())):
+        return f"`{value}` is text here; write {truth}, or '{value}' in quotes"
     if isinstance(value, str) and value[:1].isdigit() and not value.strip("0123456789_:"):
         return f"`{value}` is text here; write a plain number, or '{value}' in quotes"
     return "must be a finite number" if isinstance(value, float) and not math.isfinite(value) else ""
 
 
-def _plain(tree: Spot) -> Any:
+def plain(tree: Spot) -> Any:
     if isinstance(tree.value, dict):
-        return {key: _plain(spot) for key, spot in tree.value.items()}
+        return {key: plain(spot) for key, spot in tree.value.items()}
     if isinstance(tree.value, list):
-        return [_plain(spot) for spot in tree.value]
+        return [plain(spot) for spot in tree.value]
     return tree.value
 
 

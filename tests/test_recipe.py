@@ -285,8 +285,28 @@ WHOLE = [
         "line 3: rewards.0.settings: no such key; here it is `with`",
     ),
     (
-        BASE.replace("math.correct}", "math.correct, with: {margin: 010}}"),
+        BASE.replace("math.correct}", "'./a.py:f', with: {margin: 010}}"),
         "line 3: rewards.0.with.margin: `010` is text here; write a plain number, or '010' in quotes",
+    ),
+    (
+        BASE.replace("math.correct}", "code.passes_test}"),
+        "line 3: rewards.0.use: slmgrpo.rewards.code has no `passes_test`; did you mean `passes_tests`?",
+    ),
+    (
+        BASE.replace("math.correct}", "maths.correct}"),
+        "line 3: rewards.0.use: there is no rule `maths.correct`; did you mean `math.correct`?",
+    ),
+    (
+        BASE.replace("math.correct}", "concise}"),
+        "line 3: rewards.0.use: there is no rule `concise`; a rule of your own is `./file.py:name` or `pkg.mod:name`",
+    ),
+    (
+        BASE.replace("math.correct}", "length.overlong, with: {margn: 5}}"),
+        "line 3: rewards.0.with.margn: length.overlong has no such setting; did you mean `margin`?",
+    ),
+    (
+        BASE.replace("math.correct}", "length.overlong}"),
+        "line 3: rewards.0.with: length.overlong needs `with: {margin: ...}`",
     ),
     (
         BASE.replace("math.correct}", "math.correct, when: math.corect}"),
@@ -341,7 +361,7 @@ OVERRIDES = [
     ("rewards=[{usee: x}]", "--set rewards=[{usee: x}]: rewards.0.usee: no such key; did you mean `use`?"),
     ("lora.rank=[8", "--set lora.rank=[8: "),
     ("model.id.x=5", "--set model.id.x=5: model.id: must be text, not a mapping"),
-    ("rewards.0.with={a: yes}", "--set rewards.0.with={a: yes}: rewards.0.with.a: `yes` is text here; write true"),
+    ("rewards=[{use: 'a.b:c', with: {a: yes}}]", "with: {a: yes}}]: rewards.0.with.a: `yes` is text here; write true"),
 ]
 
 
@@ -387,7 +407,7 @@ def test_numbers_and_words_are_read_as_people_mean_them() -> None:
 
 
 def test_open_settings_keep_their_types() -> None:
-    recipe = load(write(BASE.replace("math.correct}", "math.correct, with: {a: 1e-3, b: [1, true], c: 'no', d: x}}")))
+    recipe = load(write(BASE.replace("math.correct}", "'./a.py:f', with: {a: 1e-3, b: [1, true], c: 'no', d: x}}")))
     assert recipe.recipe.rewards[0].settings == {"a": 1e-3, "b": [1, True], "c": "no", "d": "x"}
 
 
@@ -465,7 +485,7 @@ def test_a_recipe_far_from_any_name_gets_the_list() -> None:
 
 
 def test_mappings_merge_and_lists_are_replaced() -> None:
-    write("lora: {rank: 4, alpha: 8}\nrewards: [{use: math.correct}, {use: math.near}]\nseed: 7\n", "base.yaml")
+    write("lora: {rank: 4, alpha: 8}\nrewards: [{use: math.correct}, {use: format.boxed_once}]\nseed: 7\n", "base.yaml")
     recipe = load(write("extends: base.yaml\n" + BASE + "lora: {rank: 2}\n")).recipe
     assert (recipe.lora.rank, recipe.lora.alpha, recipe.seed) == (2, 8, 7)
     assert [use.use for use in recipe.rewards] == ["math.correct"]
@@ -624,7 +644,7 @@ def test_what_is_shown_loads_as_the_same_recipe(system: str, stop: list[str], op
         update={
             "prompt": recipe.prompt.model_copy(update={"system": system}),
             "sampling": recipe.sampling.model_copy(update={"stop": stop}),
-            "rewards": [RewardUse(use="math.correct", settings=options)],
+            "rewards": [RewardUse(use="./a.py:f", settings=options)],
         }
     )
     shown = load(write(show(Loaded(recipe, {}, Path("r.yaml"))), "shown.yaml")).recipe
@@ -762,6 +782,18 @@ def test_any_bytes_are_refused(raw: bytes) -> None:
 
 
 # The rest
+
+
+def test_rules_are_read_as_they_are_imported() -> None:
+    from slmgrpo.recipe_rules import MODULES, rules
+    from slmgrpo.rewards import find
+
+    assert MODULES == find.RULE_MODULES
+    for module in MODULES:
+        for name, rule in rules(module).items():
+            signature = find.signature(find.load(f"{module}.{name}"))
+            assert set(rule.settings) == set(signature.settings)
+            assert {key for key, needed in rule.settings.items() if needed} == signature.needed_settings
 
 
 def test_suggested_names_exist() -> None:
