@@ -104,6 +104,14 @@ def text_of(value: Any) -> str:
     return "" if value is None else str(value)
 
 
+def completion_text(value: Any) -> str:
+    """The text of a completion: of its assistant's turns where it is chat messages."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        turns = [part for part in value if isinstance(part, Mapping) and part.get("role", "assistant") == "assistant"]
+        return text_of(turns) if turns else text_of(value)
+    return text_of(value)
+
+
 @dataclass(frozen=True)
 class Reward:
     """A rule as a recipe uses it. Answers to TRL's reward signature; pickles by its import path."""
@@ -248,7 +256,7 @@ def _rows(
     lists = {key: value for key, value in columns.items() if isinstance(value, list) and len(value) == count}
     for i in range(count):
         ids = completion_ids[i] if completion_ids is not None else ()
-        yield text_of(prompts[i]), text_of(completions[i]), ids, {key: value[i] for key, value in lists.items()}
+        yield text_of(prompts[i]), completion_text(completions[i]), ids, {key: value[i] for key, value in lists.items()}
 
 
 def load_rewards(

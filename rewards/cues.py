@@ -82,7 +82,7 @@ def called_right(labels: str) -> re.Pattern[str]:
     """C is correct, 只有选项B是对的."""
     return re.compile(
         rf"""(?:(?<![A-Za-z])(?:option|choice|answer)\s*)?\(?{standing(labels).pattern}{_IS_RIGHT}
-        |(?:只有|选项|選項|答案){1, 3}\s*([{labels}])\s*(?:选项|選項|项|項)?\s*(?:是|为|為)?\s*(?:对|對|正确|正確)""",
+        |(?:只有|选项|選項|答案){{1,3}}\s*([{labels}])\s*(?:选项|選項|项|項)?\s*(?:是|为|為)?\s*(?:对|對|正确|正確)""",
         re.VERBOSE,
     )
 

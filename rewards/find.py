@@ -28,7 +28,7 @@ def _public_functions(module: Any) -> list[str]:
     return sorted(name for name, value in vars(module).items() if inspect.isfunction(value) and name[0] != "_")
 
 
-def _rules_of(module: Any) -> list[str]:
+def rules_of(module: Any) -> list[str]:
     return [name for name in _public_functions(module) if vars(module)[name].__module__ == module.__name__]
 
 
@@ -43,13 +43,13 @@ def load(use: str, *, base: Path | None = None) -> Rule:
         place, _, name = use.rpartition(".")
         if place not in RULE_MODULES:
             known = [
-                f"{m}.{n}" for m in RULE_MODULES for n in _rules_of(importlib.import_module(f"slmgrpo.rewards.{m}"))
+                f"{m}.{n}" for m in RULE_MODULES for n in rules_of(importlib.import_module(f"slmgrpo.rewards.{m}"))
             ]
             hint = closest(use, known) or "; a rule of your own is `./file.py:name` or `pkg.mod:name`"
             raise RecipeError(f"rewards: there is no rule `{use}`{hint}")
         module = importlib.import_module(f"slmgrpo.rewards.{place}")
-        if name not in _rules_of(module):
-            raise RecipeError(f"rewards: slmgrpo.rewards.{place} has no `{name}`{closest(name, _rules_of(module))}")
+        if name not in rules_of(module):
+            raise RecipeError(f"rewards: slmgrpo.rewards.{place} has no `{name}`{closest(name, rules_of(module))}")
         return vars(module)[name]
     module = _load_file(use, Path(place), base) if place.endswith(".py") else _load_module(use, place)
     rule = getattr(module, name, None)

@@ -54,12 +54,12 @@ def reasoning_present(completion: str, prompt: str = "", *, style: Style = "reas
 
 @quick
 def answer_present(completion: str, prompt: str = "") -> float:
-    """1 if something is tagged as <answer> or boxed behind the thinking."""
+    """1 if something is tagged as `<answer>` or boxed behind the thinking."""
     return float(_said(completion, prompt) is not None)
 
 
 def numeric_answer(completion: str, prompt: str = "") -> float:
-    """1 if what is tagged as <answer> or boxed is one number."""
+    """1 if what is tagged as `<answer>` or boxed is one number."""
     said = _said(completion, prompt)
     nodes = read_answer(said).nodes if said is not None else ()
     return float(any(isinstance(node, Scalar) and node.tree[0] in ("num", "neg", "div") for node in nodes))

@@ -36,7 +36,7 @@ _LENIENT = (
 
 @correctness
 def correct(completion: str, answer: str, prompt: str = "", *, extract: Extract = "box") -> Verdict:
-    r"""1 if the last `\boxed{}` behind the thinking equals `answer`; `extract: tag` takes the last <answer> instead.
+    r"""1 if the last `\boxed{}` behind the thinking equals `answer`; `extract: tag` takes the last `<answer>` instead.
 
     `extract: lenient`, for eval, also takes what is announced without a box, as in "Answer: 5".
     """
