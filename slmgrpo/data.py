@@ -248,7 +248,7 @@ def _tests(value: Any) -> list[str | dict[str, Any]]:
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.lstrip().startswith("[") else [value]
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             value = [value]
     if not isinstance(value, list) or not all(isinstance(test, str | dict) for test in value):
         raise Unreadable(f"`tests` must be a list of texts or of mappings, not {kind(value)}")

@@ -47,7 +47,7 @@ def options(value: Any) -> tuple[list[str], list[str]]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             raise Unreadable("`choices` is text and no JSON list; give a list of option texts") from None
     if isinstance(value, dict) and isinstance(value.get("text"), list):
         texts, labels = value["text"], value.get("label")
@@ -81,7 +81,9 @@ def kind(value: Any) -> str:
 def _text(answer: Any) -> str:
     if isinstance(answer, str):
         return answer.strip()
-    if isinstance(answer, bool) or not isinstance(answer, int | float | Decimal):
+    if isinstance(answer, int) and not isinstance(answer, bool):
+        return str(answer)
+    if not isinstance(answer, float | Decimal):
         raise Unreadable(f"`answer` must be text or a number, not {kind(answer)}")
     if not math.isfinite(answer):
         raise Unreadable(f"`answer` is {answer}, which is no number")
@@ -90,7 +92,7 @@ def _text(answer: Any) -> str:
 
 def _index(answer: Any, count: int) -> int:
     text = _text(answer)
-    if not re.fullmatch(r"\d+", text) or int(text) >= count:
+    if not re.fullmatch(r"\d{1,2}", text) or int(text) >= count:
         raise Unreadable(f"`answer` is {_short(text)}; extract: index needs a whole number from 0 to {count - 1}")
     return int(text)
 

@@ -124,7 +124,7 @@ def wrong_answer(row: Row, rules: Sequence[Reward], others: Sequence[Row]) -> st
     if row.get("choices"):
         place = ord(answer) - ord("A")
         return chr(ord("A") + (place + 1) % len(row["choices"]))
-    if re.fullmatch(r"-?\d+", answer):
+    if re.fullmatch(r"-?\d{1,18}", answer):
         return str(int(answer) + 1)
     return next((str(other["answer"]) for other in others if other.get("answer") not in (None, row["answer"])), None)
 

@@ -170,8 +170,8 @@ def _jsonl(path: Path) -> Items:
             except json.JSONDecodeError as error:
                 hint = "; a .jsonl file has one {...} a line" if number == 1 else ""
                 raise RecipeError(f"{where}: not JSON: {error.msg} at column {error.colno}{hint}") from None
-            except RecursionError:
-                raise RecipeError(f"{where}: not JSON that can be read: nested too deeply") from None
+            except (ValueError, RecursionError) as error:  # a number of over 4,300 digits, or brackets without end
+                raise RecipeError(f"{where}: not JSON that can be read: {error}") from None
             if not isinstance(record, dict):
                 raise RecipeError(
                     f"{where}: {kind(record)} in place of a {{...}}; a .jsonl file has one {{...}} a line"
@@ -211,5 +211,7 @@ def _parquet(path: Path) -> Items:
                 for record in batch.to_pylist():
                     number += 1
                     yield f"{path} row {number}", record
-    except (pa.ArrowException, OSError) as error:
-        raise RecipeError(f"{path} row {number + 1}: not readable parquet: {str(error).splitlines()[0]}") from None
+    # The last two come of values that Python cannot hold, such as text that is not UTF-8.
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        what = (str(error).splitlines() or [type(error).__name__])[0]
+        raise RecipeError(f"{path} row {number + 1} or a later one: not readable parquet: {what}") from None

@@ -90,7 +90,9 @@ def test_the_datas_own_labels_become_letters() -> None:
     assert gold_letter("d", None, ABCD) == "D"
 
 
-@pytest.mark.parametrize(("value", "text"), [(68, "68"), (68.0, "68"), (0.5, "0.5"), (" x ", "x"), (-3, "-3")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(68, "68"), (68.0, "68"), (0.5, "0.5"), (" x ", "x"), (-3, "-3"), (10**400, "1" + "0" * 400)]
+)
 def test_numbers_are_answers_too(value: object, text: str) -> None:
     assert gold_text(value, None) == text
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from slmgrpo.data import Rows, load_sources
 from slmgrpo.errors import RecipeError
@@ -271,6 +273,7 @@ MALFORMED: dict[str, tuple[str, str | bytes, dict[str, Any], tuple[str, ...], st
     "a bare number": ("a.jsonl", '{"question": "x"}\n7', {}, (), "a.jsonl:2: the int `7` in place of a {...}"),
     "not UTF-8": ("a.jsonl", b'{"question": "caf\xe9"}', {}, (), "a.jsonl:1: not UTF-8 at byte 18; save the file as"),
     "nested too deeply": ("a.jsonl", "[" * 100_000, {}, (), "a.jsonl:1: not JSON"),
+    "a number without end": ("a.jsonl", '{"question": %s}' % ("9" * 5000), {}, (), "a.jsonl:1: not JSON that can be"),
     "no question": (
         "a.jsonl",
         '{"problem": "x"}\n{"problem": "y"}',
@@ -388,7 +391,7 @@ MALFORMED: dict[str, tuple[str, str | bytes, dict[str, Any], tuple[str, ...], st
     ),
     "csv with semicolons": ("a.csv", "question;answer\na;b\n", {}, (), "a.csv:2: no column `question`; the row has"),
     "csv in Latin-1": ("a.csv", b"question\ncaf\xe9\n", {}, (), "not UTF-8; save the file as UTF-8"),
-    "no parquet": ("a.parquet", "question\n", {}, (), "a.parquet row 1: not readable parquet: "),
+    "no parquet": ("a.parquet", "question\n", {}, (), "a.parquet row 1 or a later one: not readable parquet: "),
     "split of a file": (
         "a.jsonl",
         '{"question": "x"}',
@@ -482,3 +485,45 @@ def test_reading_data_imports_neither_torch_nor_transformers(tmp_path: Path) -> 
         "heavy = {'torch', 'transformers', 'datasets', 'pandas', 'pyarrow'} & set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["text", "label", "x"]), inner),
+    max_leaves=6,
+)
+records = st.fixed_dictionaries(
+    {"question": st.just("Why?") | json_values},
+    optional=dict.fromkeys(("answer", "choices", "tests", "id", "task", "prompt"), json_values),
+)
+extracts = st.sampled_from([None, "gsm8k", "boxed", "letter", "index"])
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(records, max_size=3), extracts, st.sets(st.sampled_from(["answer", "choices", "tests"])))
+def test_whatever_a_row_holds_it_loads_or_is_named(
+    tmp_path: Path, rows: list[dict[str, Any]], extract: Any, need: set[str]
+) -> None:
+    write(tmp_path / "a.jsonl", rows)
+    try:
+        loaded = load(tmp_path, Source(source="file:a.jsonl", extract=extract), need=need)
+    except RecipeError as error:
+        assert "a.jsonl" in str(error)
+        return
+    for row in loaded:
+        assert row["question"].strip()
+        assert need <= set(row)
+        if row.get("choices") and row.get("answer") is not None:
+            assert "A" <= row["answer"] < chr(ord("A") + len(row["choices"]))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(["jsonl", "csv", "parquet"]), st.binary(max_size=60), st.integers(0, 200))
+def test_a_damaged_file_is_named_and_never_a_traceback(tmp_path: Path, ending: str, noise: bytes, place: int) -> None:
+    path = write(tmp_path / f"a.{ending}", ROWS[:3])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:place] + noise + whole[place + len(noise) :])
+    try:
+        load(tmp_path, Source(source=f"file:a.{ending}"))
+    except RecipeError as error:
+        assert f"a.{ending}" in str(error)
