@@ -312,6 +312,8 @@ def _convert_gguf(folder: Path, out: Path) -> None:
             dtype=torch.float32,
             quantization_config=GgufConfig(dequantize=True),  # pyright: ignore[reportCallIssue]
         )
+        # GGUF readers name another token than the model's own end of turn (SmolLM2: <|im_start|> for <|im_end|>).
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
         model.save_pretrained(str(out))
         tokenizer.save_pretrained(str(out))
 

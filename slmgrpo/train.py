@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slmgrpo import data, model, prompts
+from slmgrpo import data, model, prompts, trackers
 from slmgrpo import run as runs
 from slmgrpo.callbacks import Observer
 from slmgrpo.errors import PlanError, RecipeError, RunError, SlmgrpoError
@@ -23,6 +23,9 @@ from slmgrpo.rewards.pool import Pool
 from slmgrpo.rollout.engine import Engine
 from slmgrpo.rollout.groups import Prompted
 from slmgrpo.run import RunDir
+
+if TYPE_CHECKING:
+    from slmgrpo.trainer import loop
 
 log = logging.getLogger("slmgrpo")
 
@@ -47,11 +50,14 @@ def train(
     with Interrupts() as interrupts:
         if resume is not None:
             resume.lock()
+        trackers.check(recipe)
         observer.stage("reading data")
         train_rules = [rewards_of(recipe, source, base) for source in recipe.data.train]
         heldout_rules = [rewards_of(recipe, source, base) for source in recipe.data.heldout]
         train_rows = _rows(recipe.data.train, train_rules, recipe, base)
         heldout_rows = _rows(recipe.data.heldout, heldout_rules, recipe, base)
+        from slmgrpo.trainer import loop
+
         with Pool(
             recipe.grading.workers or plan.reward_workers,
             timeout_s=recipe.grading.timeout_s,
@@ -67,74 +73,35 @@ def train(
                     f"data.train: all {len(train_rows)} prompts are longer than prompt.max_tokens="
                     f"{recipe.prompt.max_tokens}; raise it"
                 )
+            engine = _engine(recipe, policy)
+            optimizer = loop.optimizer_of(recipe.optimizer, policy)
+            sampler = data.PromptSampler([p.row for p in prompted.values()], recipe.seed, recipe.train.prompts_per_step)
             run = resume or _new_run(recipe, plan, base, out)
-            with _logging_to(run):
-                log.info("%d training prompts, %d held out", len(prompted), len(heldout))
-                for note in (*train_rows.notes, *heldout_rows.notes):
-                    log.warning("%s", note)
-                for rows, kept in ((train_rows, prompted), (heldout_rows, heldout)):
-                    if len(kept) < len(rows):
-                        log.warning(
-                            "%d of %d prompts are longer than %d tokens and left out",
-                            len(rows) - len(kept),
-                            len(rows),
-                            recipe.prompt.max_tokens,
-                        )
-                engine = _engine(recipe, policy)
-                return _run(recipe, plan, run, policy, engine, pool, prompted, heldout, interrupts, observer)
+            with _logging_to(run), trackers.tracked(observer, recipe, run) as watched:
+                _log_data(recipe, (train_rows, prompted), (heldout_rows, heldout))
+                ctx = loop.Context(
+                    recipe=recipe,
+                    plan=plan,
+                    run=run,
+                    policy=policy,
+                    engine=engine,
+                    pool=pool,
+                    sampler=sampler,
+                    prompted=prompted,
+                    optimizer=optimizer,
+                    scheduler=loop.scheduler_of(recipe.optimizer, optimizer, plan),
+                    observer=watched,
+                    interrupts=interrupts,
+                    evaluate=lambda step: _evaluate(ctx, heldout, step),
+                )
+                return _run(ctx)
 
 
-def _run(
-    recipe: Recipe,
-    plan: Plan,
-    run: RunDir,
-    policy: model.Policy,
-    engine: Engine,
-    pool: Pool,
-    prompted: dict[str, Prompted],
-    heldout: dict[str, Prompted],
-    interrupts: Interrupts,
-    observer: Observer,
-) -> Outcome:
-    from slmgrpo.eval import runner
+def _run(ctx: loop.Context) -> Outcome:
+    """Restore, evaluate, train, evaluate; whatever ends it early leaves a directory that can be resumed."""
     from slmgrpo.trainer import loop
 
-    def evaluate(step: int) -> dict[str, Any] | None:
-        """Held-out scores at this step; taken from the run directory where they are there already."""
-        if not heldout:
-            return None
-        saved = run.eval_dir(step, "heldout") / "scores.json"
-        if saved.exists():
-            return run.read_json(str(saved.relative_to(run.path)))
-        observer.stage(f"held-out accuracy, step {step}")
-        scores = runner.heldout(
-            list(heldout.values()),
-            engine=engine,
-            pool=pool,
-            tokenizer=policy.tokenizer,
-            recipe=recipe,
-            run=run,
-            step=step,
-            progress=observer.progress,
-        )
-        return scores.as_json()
-
-    optimizer = loop.optimizer_of(recipe.optimizer, policy)
-    ctx = loop.Context(
-        recipe=recipe,
-        plan=plan,
-        run=run,
-        policy=policy,
-        engine=engine,
-        pool=pool,
-        sampler=data.PromptSampler([p.row for p in prompted.values()], recipe.seed, recipe.train.prompts_per_step),
-        prompted=prompted,
-        optimizer=optimizer,
-        scheduler=loop.scheduler_of(recipe.optimizer, optimizer, plan),
-        observer=observer,
-        interrupts=interrupts,
-        evaluate=evaluate,
-    )
+    run = ctx.run
     try:
         checkpoint, damaged = run.latest_checkpoint()
         for message in damaged:
@@ -143,14 +110,14 @@ def _run(
             loop.restore(ctx, checkpoint)
         run.rewind(ctx.step)
         run.status("running", ctx.step)
-        before = evaluate(0) if ctx.step == 0 else _saved_scores(run)
-        observer.stage("training")
+        before = ctx.evaluate(0) if ctx.step == 0 else _saved_scores(run, 0)
+        ctx.observer.stage("training")
         loop.train(ctx)
-        after = evaluate(ctx.step)
+        after = ctx.evaluate(ctx.step)
         run.status("finished", ctx.step)
         return Outcome(run, before, after)
     except Interrupted as stop:
-        with interrupts.held():
+        with ctx.interrupts.held():
             if ctx.step:
                 loop.save(ctx)
             run.status("interrupted", ctx.step, signal=str(stop))
@@ -164,7 +131,29 @@ def _run(
         run.status("failed", ctx.step, error=reason)
         raise RunError(f"stopped after step {ctx.step}: {reason}\n{_ways_on(run, ctx.step)}") from error
     finally:
-        engine.close()
+        ctx.engine.close()
+
+
+def _evaluate(ctx: loop.Context, heldout: dict[str, Prompted], step: int) -> dict[str, Any] | None:
+    """Held-out scores at this step; taken from the run directory where they are there already."""
+    from slmgrpo.eval import runner
+
+    if not heldout:
+        return None
+    if saved := _saved_scores(ctx.run, step):
+        return saved
+    ctx.observer.stage(f"held-out accuracy, step {step}")
+    scores = runner.heldout(
+        list(heldout.values()),
+        engine=ctx.engine,
+        pool=ctx.pool,
+        tokenizer=ctx.policy.tokenizer,
+        recipe=ctx.recipe,
+        run=ctx.run,
+        step=step,
+        progress=ctx.observer.progress,
+    )
+    return scores.as_json()
 
 
 def rewards_of(recipe: Recipe, source: Source, base: Path) -> tuple[Reward, ...]:
@@ -214,8 +203,15 @@ def _new_run(recipe: Recipe, plan: Plan, base: Path, out: Path | None) -> RunDir
     return run
 
 
-def _saved_scores(run: RunDir) -> dict[str, Any] | None:
-    path = run.eval_dir(0, "heldout") / "scores.json"
+def _log_data(recipe: Recipe, *parts: tuple[data.Rows, dict[str, Prompted]]) -> None:
+    for rows, kept in parts:
+        log.info("%d rows, %d prompts within %d tokens", len(rows), len(kept), recipe.prompt.max_tokens)
+        for note in rows.notes:
+            log.warning("%s", note)
+
+
+def _saved_scores(run: RunDir, step: int) -> dict[str, Any] | None:
+    path = run.eval_dir(step, "heldout") / "scores.json"
     return run.read_json(str(path.relative_to(run.path))) if path.exists() else None
 
 

@@ -55,7 +55,8 @@ def _commands(command, path: str):
 
 def _arguments(command) -> str:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
-    return "".join(f" {p.metavar or p.name.upper()}" if p.required else f" [{p.metavar or p.name.upper()}]" for p in arguments)
+    names = [(p.metavar or p.name.upper(), p.required) for p in arguments]
+    return "".join(f" {name}" if required else f" [{name}]" for name, required in names)
 
 
 PARTS = {"file map": file_map, "commands": cli_reference}
@@ -81,7 +82,8 @@ def test_every_module_says_in_one_line_what_it_is_for() -> None:
 def test_the_readme_holds_exactly_the_two_commands_that_ci_runs() -> None:
     commands = [line for line in README.read_text().splitlines() if line.startswith("python3 -m venv ")]
     assert len(commands) == 2
-    assert all(command.startswith("python3 -m venv .venv && . .venv/bin/activate && pip install -e ") for command in commands)
+    start = "python3 -m venv .venv && . .venv/bin/activate && pip install -e "
+    assert all(command.startswith(start) for command in commands)
 
 
 def test_no_tracked_text_names_a_build_machine_or_a_registry_host() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +24,11 @@ from slmgrpo.rewards.pool import Pool
 from slmgrpo.rollout.engine import Engine
 from slmgrpo.rollout.groups import Group, Prompted, generate_and_grade
 from slmgrpo.run import Clock, RunDir
-from slmgrpo.trainer import losses
+from slmgrpo.trainer import losses, packing
 from slmgrpo.trainer.advantages import advantages
 from slmgrpo.trainer.logprobs import TokenRow, log_probs
+
+log = logging.getLogger("slmgrpo")
 
 
 @dataclass
@@ -46,6 +49,8 @@ class Context:
     interrupts: Interrupts
     evaluate: Callable[[int], Any]
     step: int = 0
+    packed: bool | None = None
+    """Which log-prob path runs; decided at the first rows with a signal."""
 
 
 @dataclass
@@ -81,7 +86,7 @@ def train(ctx: Context) -> None:
         )
         rewards = [[member.reward for member in group.members] for group in groups]
         weights = advantages(rewards, recipe.loss.scale_rewards)
-        micros, dropped = _micro_batches(groups, weights, recipe)
+        micros, dropped = _micro_batches(ctx, groups, weights)
         lines, policy_stats = [], {}
         with ctx.interrupts.held():  # a checkpoint is only whole between rollouts
             for update in range(min(updates, ctx.plan.steps - ctx.step)):
@@ -108,36 +113,40 @@ def train(ctx: Context) -> None:
             ctx.evaluate(ctx.step)
 
 
-def _micro_batches(groups: Sequence[Group], weights: list[list[float]], recipe: Recipe) -> tuple[list[Micro], int]:
-    """Rows with a signal in micro-batches by padded tokens, groups whole; and how many silent rows were left out."""
+def _micro_batches(ctx: Context, groups: Sequence[Group], weights: list[list[float]]) -> tuple[list[Micro], int]:
+    """Rows with a signal in micro-batches by tokens, groups whole; and how many silent rows were left out."""
+    recipe = ctx.recipe
     drop = losses.why_silent_rows_run(recipe.loss, recipe.lora.dropout) is None
-    micros: list[Micro] = []
-    dropped = 0
-    for group, group_weights in zip(groups, weights, strict=True):
-        kept = [(m, w) for m, w in zip(group.members, group_weights, strict=True) if w != 0 or not drop]
-        dropped += len(group.members) - len(kept)
-        if not kept:
-            continue
-        prompt = group.prompted.prompt_ids
-        new = Micro(
-            rows=[TokenRow(prompt, m.completion.token_ids) for m, _ in kept],
-            advantages=[w for _, w in kept],
-            truncated=[m.completion.finish_reason == "length" for m, _ in kept],
-            sampler=[m.completion.log_probs for m, _ in kept],
+    every = [
+        (group.prompted.prompt_ids, member.completion, weight)
+        for group, group_weights in zip(groups, weights, strict=True)
+        for member, weight in zip(group.members, group_weights, strict=True)
+    ]
+    kept = [(prompt, completion, weight) for prompt, completion, weight in every if weight != 0 or not drop]
+    rows = [TokenRow(prompt, completion.token_ids) for prompt, completion, _ in kept]
+    if rows and ctx.packed is None:
+        ctx.packed = _packed_path(ctx, rows)
+    batches = packing.micro_batches(rows, recipe.train.micro_batch_tokens, packed=bool(ctx.packed))
+    micros = [
+        Micro(
+            rows=[rows[i] for i in batch],
+            advantages=[kept[i][2] for i in batch],
+            truncated=[kept[i][1].finish_reason == "length" for i in batch],
+            sampler=[kept[i][1].log_probs for i in batch],
         )
-        if micros and _padded_tokens(micros[-1].rows + new.rows) <= recipe.train.micro_batch_tokens:
-            last = micros[-1]
-            last.rows += new.rows
-            last.advantages += new.advantages
-            last.truncated += new.truncated
-            last.sampler += new.sampler
-        else:
-            micros.append(new)
-    return micros, dropped
+        for batch in batches
+    ]
+    return micros, len(every) - len(kept)
 
 
-def _padded_tokens(rows: Sequence[TokenRow]) -> int:
-    return len(rows) * max(len(row.prompt_ids) + len(row.completion_ids) for row in rows)
+def _packed_path(ctx: Context, rows: Sequence[TokenRow]) -> bool:
+    """Whether log-probs take the packed path: where the model allows it and a group's first and last row agree."""
+    reason = packing.can_pack(ctx.policy.model, longest_row=ctx.plan.max_length)
+    if reason is None:
+        group = [row for row in rows if row.prompt_ids == rows[0].prompt_ids]
+        reason = packing.differs_when_packed(ctx.policy.model, [group[0], group[-1]], ctx.recipe.sampling.temperature)
+    log.info("log-prob path: %s", "packed" if reason is None else f"plain, since {reason}")
+    return reason is None
 
 
 def _optimise(ctx: Context, groups: Sequence[Group], micros: list[Micro], clock: Clock) -> dict[str, float]:
@@ -153,12 +162,13 @@ def _optimise(ctx: Context, groups: Sequence[Group], micros: list[Micro], clock:
         max_tokens=recipe.sampling.max_tokens,
         entropy_tokens=acted_on,
     )
+    log_probs_of = packing.packed_log_probs if ctx.packed else log_probs
     model.train()
     sums: dict[str, Tensor] = {}
     loss = 0.0
     for done, micro in enumerate(micros):
         ctx.observer.progress("learning", done, len(micros))
-        passed = log_probs(
+        passed = log_probs_of(
             model,
             micro.rows,
             recipe.sampling.temperature,
@@ -203,15 +213,16 @@ def _optimise(ctx: Context, groups: Sequence[Group], micros: list[Micro], clock:
 def _prepare(ctx: Context, micros: list[Micro]) -> tuple[Tensor | None, int | None]:
     """Once a rollout, without gradient: the base's log-probs (beta > 0) and the entropy threshold."""
     settings, temperature = ctx.recipe.loss, ctx.recipe.sampling.temperature
+    log_probs_of = packing.packed_log_probs if ctx.packed else log_probs
     quantile = settings.top_entropy_quantile < 1
     chosen: list[Tensor] = []
     with torch.no_grad():
         for micro in micros:
             if settings.beta > 0 and micro.reference is None:
                 with ctx.policy.model.disable_adapter():
-                    micro.reference = log_probs(ctx.policy.model, micro.rows, temperature).log_probs
+                    micro.reference = log_probs_of(ctx.policy.model, micro.rows, temperature).log_probs
             if quantile:
-                passed = log_probs(ctx.policy.model, micro.rows, temperature, entropy=True)
+                passed = log_probs_of(ctx.policy.model, micro.rows, temperature, entropy=True)
                 assert passed.entropies is not None
                 micro.entropies = passed.entropies
                 chosen.append(passed.entropies[passed.mask.bool()])
