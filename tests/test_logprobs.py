@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from random_models import VOCABULARY, LargestTensor, gradient, random_model, with_adapter
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from slmgrpo.errors import RunError
 from slmgrpo.trainer import logprobs
@@ -19,33 +19,6 @@ ROWS = [
     TokenRow((5, 6), ()),
     TokenRow((1, 2, 3, 4, 5, 6), (7, 8, 9)),
 ]
-VOCABULARY = 61
-SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-}
-
-
-def random_model(family: str, **changed: Any) -> Any:
-    """A tiny random causal model of a family, in float64."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **(SHAPE | changed))
-    return AutoModelForCausalLM.from_config(config).double()
-
-
-def with_adapter(model: Any) -> Any:
-    from peft import LoraConfig, get_peft_model
-
-    adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
-    return adapted.double()
 
 
 def written_out(model: Any, rows: list[TokenRow], temperature: float) -> tuple[list[Tensor], list[Tensor]]:
@@ -58,12 +31,6 @@ def written_out(model: Any, rows: list[TokenRow], temperature: float) -> tuple[l
         scores.append(log_softmax.gather(-1, torch.tensor(row.completion_ids, dtype=torch.long)[:, None])[:, 0])
         entropies.append(-(log_softmax.exp() * log_softmax).sum(-1))
     return scores, entropies
-
-
-def gradient(model: Any) -> Tensor:
-    parts = [p.grad.flatten() for p in model.parameters() if p.requires_grad and p.grad is not None]
-    model.zero_grad()
-    return torch.cat(parts)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2", "granite"])
@@ -127,21 +94,6 @@ def test_half_precision_models_are_scored_in_float32() -> None:
     assert result.log_probs.dtype == torch.float32
     result.log_probs.sum().backward()
     assert gradient(model).isfinite().all()
-
-
-class LargestTensor(TorchDispatchMode):
-    """The largest floating tensor that any operation made, forward and backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numel = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, Tensor) and tensor.is_floating_point():
-                self.numel = max(self.numel, tensor.numel())
-        return result
 
 
 def test_no_tensor_of_tokens_by_vocabulary_exists(monkeypatch: pytest.MonkeyPatch) -> None:

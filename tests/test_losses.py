@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from trl_oracle import MAX_TOKENS, Answer, Rows, ask_trl, make_trainer
 
 from slmgrpo.recipe import Loss
 from slmgrpo.trainer.losses import (
@@ -27,7 +28,6 @@ from slmgrpo.trainer.losses import (
     policy_loss,
     why_silent_rows_run,
 )
-from tests.trl_oracle import MAX_TOKENS, Answer, Rows, ask_trl, make_trainer
 
 LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 AXES: dict[str, tuple[Any, ...]] = {

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_models import LargestTensor, gradient, random_model, with_adapter
 
 from slmgrpo.errors import RunError
 from slmgrpo.trainer.logprobs import TokenRow, decoder_of, log_probs
@@ -20,7 +21,6 @@ from slmgrpo.trainer.packing import (
     packed_log_probs,
     pass_tokens,
 )
-from tests.test_logprobs import LargestTensor, gradient, random_model, with_adapter
 
 GROUP = [TokenRow((5, 6, 7, 8), tuple(range(10, 10 + n))) for n in (6, 1, 0, 9)]
 OTHER = [TokenRow((9, 8), (7, 6, 5)), TokenRow((9, 8), (4,)), TokenRow((9, 8, 1), (7, 6, 5))]
@@ -43,7 +43,7 @@ def weighted_gradient(model: Any, rows: list[TokenRow], passes: Any, **options: 
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float((a - b).norm() / b.norm())
+    return float((a - b).detach().norm() / b.detach().norm())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
