@@ -256,7 +256,7 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         else f" ({plan.rollouts:,} rollouts of {plan.updates_per_rollout} updates each)"
     )
     if plan.rows is None or plan.epochs is None:
-        data = "number of rows not known without reading them"
+        data = "number of training rows not known here"
     else:
         data = f"{plan.rows:,} rows, {plan.epochs:.3g} epochs"
     schedule = {"constant": "constant", "linear": "linear to 0", "cosine": "cosine to 0"}[plan.lr_scheduler_type]
@@ -277,7 +277,7 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         ("learning rate", f"{plan.learning_rate:g}, {schedule}{warmup}"),
         ("checkpoints", f"{plan.checkpoints:,} written, {plan.keep_checkpoints} kept"),
         ("held-out accuracy", f"{plan.evaluations:,} times" if plan.evaluations else "no held-out rows"),
-        ("grading", f"{_of(plan.reward_workers, 'process')} a rank"),
+        ("grading", f"{_of(plan.reward_workers, 'process')} a rank on this machine"),
     ]
     return pairs + [("note", note) for note in plan.notes]
 

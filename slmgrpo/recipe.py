@@ -27,10 +27,12 @@ class Model(Section):
     chat_template: str | None = None
     """Jinja text or a path to it, for a base model that has none."""
     backend: Literal["unsloth", "transformers"] = "unsloth"
+    """Who loads the model: unsloth (LoRA kernels on CUDA), or transformers and PEFT alone."""
 
 
 class Lora(Section):
     rank: int = Field(default=16, ge=1)
+    """Of the two factors of each update."""
     alpha: float = Field(default=32, gt=0)
     """The update is scaled by alpha / rank."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -45,6 +47,7 @@ class RewardUse(Section):
     use: str = Field(min_length=1)
     """`math.correct` under slmgrpo.rewards, `pkg.mod:name` or `./file.py:name` (beside the recipe)."""
     weight: float = 1.0
+    """The reward is the sum of weight x value."""
     settings: dict[str, Any] = Field(default_factory=dict, validation_alias="with", serialization_alias="with")
     """Written `with:`; the rule's keyword-only parameters."""
     when: str | None = None
@@ -57,6 +60,7 @@ class Source(Section):
     source: str
     """`tiny:TASK`, `file:PATH` (jsonl, parquet, csv; beside the recipe), `hub:ORG/NAME`, `reasoning_gym:TASK`."""
     split: str = "train"
+    """train or test of a generator; a hub split, slices too (`train[:95%]`); for a file train or a slice of it."""
     config: str | None = None
     """The hub data set's configuration."""
     columns: dict[str, str] = {}
@@ -77,11 +81,14 @@ class Source(Section):
 
 class Example(Section):
     user: str
+    """The question as it stands, without places in braces."""
     assistant: str
+    """The answer as it should be written."""
 
 
 class Prompt(Section):
     system: str | None = None
+    """The system turn; where the chat template has none it goes in front of the first user turn."""
     user: str = "{question}"
     """Text with columns of the row in braces."""
     examples: list[Example] = []
@@ -96,6 +103,7 @@ class Prompt(Section):
 
 class Data(Section):
     train: list[Source] = Field(min_length=1)
+    """With several sources each step mixes them by their weights."""
     heldout: list[Source] = []
     """Rows never trained on, for accuracy before and after."""
 
@@ -108,10 +116,13 @@ class Sampling(Section):
     max_tokens: int = Field(default=512, ge=1)
     """Tokens per completion (TRL max_completion_length)."""
     temperature: float = Field(default=1.0, gt=0)
+    """Of the logits, in sampling and in the loss."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """1: off."""
     top_k: int = Field(default=0, ge=0)
     """0: off."""
     min_p: float = Field(default=0.0, ge=0, lt=1)
+    """0: off."""
     stop: list[str] = []
     """A completion also ends behind any of these texts."""
 
@@ -128,9 +139,11 @@ class Train(Section):
     micro_batch_tokens: int = Field(default=16384, ge=1)
     """Tokens per forward pass, padding counted; groups stay whole, so one that is larger runs alone."""
     gradient_checkpointing: bool = False
+    """Less memory for activations, a second forward pass for it."""
     save_every: int = Field(default=50, ge=1)
     """Steps, rounded up to the end of a rollout; the last step is saved too."""
     keep_checkpoints: int = Field(default=2, ge=1)
+    """The newest ones; older ones are removed."""
     eval_every: int = Field(default=0, ge=0)
     """Held-out accuracy every so many steps; 0: before and after only."""
     samples_every: int = Field(default=1, ge=1)
@@ -141,41 +154,60 @@ class Loss(Section):
     """TRL's names and meanings."""
 
     loss_type: Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"] = "dapo"
+    """How the clipped surrogate is formed and averaged over tokens and rows."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """What a group's centred rewards are divided by: their own deviation, the batch's, nothing."""
     beta: float = Field(default=0.0, ge=0)
     """Weight of the KL penalty to the base model; above 0 rows without signal are run too."""
     epsilon: float = Field(default=0.2, gt=0)
+    """Clip of the ratio from below: 1 - epsilon."""
     epsilon_high: float | None = Field(default=None, gt=0)
     """None: epsilon. Under cispo the cap of the ratio itself (5 is a good one)."""
     delta: float | None = Field(default=None, gt=0)
     """Upper clip of the ratio for negative advantages too (two-sided clip); above 1 + epsilon_high."""
     importance_sampling_level: Literal["token", "sequence"] = "token"
+    """Ratios by token, or one for each sequence (GSPO)."""
     mask_truncated_completions: bool = False
+    """Leave completions that reached max_tokens out of the loss."""
     entropy_coef: float = 0.0
+    """Weight of an entropy bonus; apart from 0, rows without signal are run too."""
     top_entropy_quantile: float = Field(default=1.0, gt=0, le=1)
+    """Train on this share of the tokens, those of highest entropy; 1: all."""
     off_policy_mask_threshold: float | None = None
+    """Leave out rows of negative advantage that drifted further than this from their sampler; null: none."""
     sampling_correction: Literal[
         "token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "bypass", "none"
     ] = "token_truncate"
     """What is done about sampler and trainer differing a little; not with top_p, top_k or min_p unless engine is hf."""
     sampling_correction_cap: float = Field(default=3.0, gt=0)
+    """Upper bound of the ratio trainer / sampler."""
     sapo_temperature_pos: float = Field(default=1.0, gt=0)
+    """Sharpness of sapo's soft gate for positive advantages."""
     sapo_temperature_neg: float = Field(default=1.05, gt=0)
+    """The same for negative advantages."""
     vespo_k_pos: float = 2.0
+    """Shape of vespo's weight for positive advantages."""
     vespo_lambda_pos: float = 3.0
+    """Its decay for positive advantages."""
     vespo_k_neg: float = 3.0
+    """Shape of vespo's weight for negative advantages."""
     vespo_lambda_neg: float = 2.0
+    """Its decay for negative advantages."""
 
 
 class Optimizer(Section):
     name: Literal["adamw", "adamw_8bit", "paged_adamw_8bit"] = "adamw"
     """The 8-bit ones need bitsandbytes and CUDA."""
     learning_rate: float = Field(default=1e-5, gt=0)
+    """The highest one, after warmup."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's, on the adapter."""
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the mean of gradients."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of the mean of squared gradients."""
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """The adapter's gradient is scaled down to this norm."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     """linear and cosine fall to 0 at the last step."""
     warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
@@ -192,15 +224,20 @@ class Grading(Section):
     max_error_rate: float = Field(default=0.05, ge=0, le=1)
     """The run stops when more of a step's gradings than this end in an error of a rule."""
     sandbox: Literal["strict", "best", "off"] = "strict"
+    """For model-written code. strict: refuse a machine without a real jail; best: the strongest there is; off: none."""
 
 
 class ColdStart(Section):
     """A short SFT on worked solutions before GRPO."""
 
     data: list[Source] = Field(min_length=1)
+    """Rows whose `answer` or `solution` is the worked text to imitate."""
     steps: int = Field(ge=1)
+    """Optimizer steps of SFT."""
     learning_rate: float = Field(default=1e-4, gt=0)
+    """Of the SFT."""
     batch_size: int = Field(default=16, ge=1)
+    """Rows a step."""
 
 
 class Recipe(Section):
@@ -209,24 +246,39 @@ class Recipe(Section):
     name: str = ""
     """Defaults to the file's name."""
     description: str = ""
+    """One sentence for `slmgrpo recipes`."""
     seed: int = Field(default=42, ge=0, lt=2**32)
+    """Of the adapter's start, the order of prompts and every sampled token."""
     trainer: Literal["slmgrpo", "trl"] = "slmgrpo"
+    """slmgrpo's own loop, or TRL's GRPOTrainer with the same settings (a baseline)."""
     model: Model
+    """The base model."""
     adapter: str | None = None
     """An existing adapter to start from: a folder, a run directory or a hub id."""
     merge_adapter: bool = False
     """Fold the adapter (or the cold start's) into the base first: the reference of beta is then the merged model."""
     cold_start: ColdStart | None = None
+    """SFT before GRPO; null: none."""
     lora: Lora = Lora()
+    """The trained adapter."""
     data: Data
+    """Questions with gold answers."""
     prompt: Prompt = Prompt()
+    """How a row becomes a prompt."""
     rewards: list[RewardUse] = []
+    """Rules that score a completion."""
     grading: Grading = Grading()
+    """How rules are run."""
     sampling: Sampling = Sampling()
+    """How completions are written."""
     train: Train = Train()
+    """How long, and in which portions."""
     loss: Loss = Loss()
+    """The objective."""
     optimizer: Optimizer = Optimizer()
+    """The update."""
     report_to: list[Literal["tensorboard", "wandb", "trackio"]] = []
+    """Trackers beside the run directory's own files."""
 
 
 def resolved(recipe: Recipe) -> dict[str, Any]:

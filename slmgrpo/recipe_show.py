@@ -48,7 +48,7 @@ def show(loaded: Loaded) -> str:
 def copy_recipe(name: str, to: str | Path) -> Path:
     """Write a packaged recipe to a new file for editing; it goes on extending its packaged parents."""
     source = find(name)
-    if source not in packaged_recipes().values():
+    if source.resolve() not in [file.resolve() for file in packaged_recipes().values()]:
         raise RecipeError(f"{name}: is a file of yours, not a packaged recipe; copy it with `cp`")
     target = Path(to)
     if target.is_dir():

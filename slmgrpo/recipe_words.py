@@ -166,7 +166,7 @@ def _advice(annotations: list[Any], value: Any) -> str:
     if isinstance(value, int | float):
         if isinstance(value, float) and int in allowed and value.is_integer() and abs(value) < 2**53:
             return f"; write {int(value)}"
-        if lists and isinstance(value, get_args(lists[0])[0]):
+        if lists and type(value) is get_args(lists[0])[0]:
             return f"; write [{_number(value)}]"
         if str in allowed and value == value:
             return f"; write '{_number(value)}' in quotes"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from slmgrpo.errors import RecipeError
 from slmgrpo.plan import Plan, plan
-from slmgrpo.recipe import Recipe, RewardUse, resolved
+from slmgrpo.recipe import Recipe, RewardUse, Section, resolved
 from slmgrpo.recipe_load import Loaded, load, packaged_recipes
 from slmgrpo.recipe_show import Difference, copy_recipe, diff, list_recipes, show
 from slmgrpo.recipe_words import TRL_NAMES, _section_fields
@@ -134,6 +134,7 @@ APPENDED = [
         "write [v_proj]",
     ),
     ("prompt: {examples: [{user: a}]}", "line 5: prompt.examples.0.assistant: is required: text"),
+    ("report_to: 5", "line 5: report_to: must be a list of tensorboard or wandb or trackio, not 5"),
     (
         "report_to: [wandbb]",
         "line 5: report_to.0: must be one of tensorboard, wandb, trackio, not the text 'wandbb'; did you mean `wandb`?",
@@ -661,7 +662,7 @@ def test_listed_recipes_are_the_packaged_ones_without_parents() -> None:
     listed = list_recipes()
     assert {"quickstart", "code_3b", "math_1.5b"} <= {recipe.name for recipe in listed}
     assert not any(recipe.name.startswith("_") for recipe in listed)
-    assert all(recipe.description.endswith(".") for recipe in listed)
+    assert all(recipe.description.endswith(".") and len(recipe.description) <= 54 for recipe in listed)  # 80 columns
 
 
 @pytest.mark.parametrize("name", packaged_recipes())
@@ -682,6 +683,14 @@ def test_a_copy_brings_its_data_file_along() -> None:
     with pytest.raises(RecipeError, match=r"data/sums_to_40.jsonl: another file is there already"):
         copy_recipe("smollm2_135m_arithmetic", "c.yaml")
     assert not Path("c.yaml").exists()
+
+
+def test_a_packaged_recipe_is_copied_by_its_path_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(packaged_recipes()["code_3b"].parents[1].resolve())
+    assert (
+        load(copy_recipe("recipes/code_3b.yaml", tmp_path / "mine.yaml")).recipe.model.id
+        == load("code_3b").recipe.model.id
+    )
 
 
 def test_a_copy_never_overwrites() -> None:
@@ -794,6 +803,11 @@ def test_rules_are_read_as_they_are_imported() -> None:
             signature = find.signature(find.load(f"{module}.{name}"))
             assert set(rule.settings) == set(signature.settings)
             assert {key for key, needed in rule.settings.items() if needed} == signature.needed_settings
+
+
+def test_every_field_says_what_it_is() -> None:
+    sections: list[type[Section]] = [Recipe, *Section.__subclasses__()]
+    assert [f"{s.__name__}.{name}" for s in sections for name, f in s.model_fields.items() if not f.description] == []
 
 
 def test_suggested_names_exist() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,7 +59,7 @@ def test_redundancy_is_found(tmp_path: Path) -> None:
 
 
 def redundant(path: Path) -> list[str]:
-    """Keys of a file that its parents or the schema's defaults say already (without a parent it may spell those out)."""
+    """Keys of a file that its parents or the schema's defaults say already (without a parent it may say defaults)."""
     tree, _ = parse(path.read_text(), path.name)
     own = plain(tree)
     model = own.get("model")
@@ -159,3 +162,24 @@ def test_a_wrong_answer_never_outscores_a_right_one(name: str) -> None:
         )
         worst_right = sum(reward.weight * reward.bounds.right for reward in rewards)
         assert best_wrong < worst_right
+
+
+def test_the_readmes_new_domain_works_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from slmgrpo.rewards.base import load_rewards
+
+    monkeypatch.chdir(tmp_path)
+    readme = (packaged_recipes()["quickstart"].parent / "README.md").read_text()
+    for name, text in re.findall(r"```\w+\n# (\S+)\n(.*?)```", readme, re.DOTALL):
+        Path(name).write_text(text)
+    subprocess.run([sys.executable, "make_data.py"], check=True)
+    loaded = load("last_digit.yaml")
+    assert plan(loaded).rows == 160
+    (reward,) = load_rewards(loaded.recipe.rewards, base=loaded.base)
+    assert reward.is_correctness
+    assert reward.judge("", r"\boxed{33}", columns={"answer": "43"}).value == 1.0
+    assert reward.judge("", r"\boxed{34}", columns={"answer": "43"}).value == 0.0
+
+
+def test_the_readme_names_every_shipped_recipe() -> None:
+    readme = (packaged_recipes()["quickstart"].parent / "README.md").read_text()
+    assert set(re.findall(r"`([a-z0-9_.]+)`", readme.split("| recipes |")[1].split("Files that")[0])) == set(NAMES)
