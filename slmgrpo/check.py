@@ -9,16 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from slmgrpo.data import Row, Rows, load_sources
+from slmgrpo.data import Row, Rows
 from slmgrpo.errors import RecipeError, SlmgrpoError
 from slmgrpo.gold_check import GoldReport, check_golds
 from slmgrpo.overlap import Overlap, overlap, repeated
 from slmgrpo.plan import Plan, plan
-from slmgrpo.prompts import Rendered, columns, render_all, set_chat_template
-from slmgrpo.recipe import Recipe, Source
+from slmgrpo.prompts import Rendered, render_all, set_chat_template
+from slmgrpo.recipe import Recipe
 from slmgrpo.recipe_load import Loaded
 from slmgrpo.rewards.base import Reward
 from slmgrpo.rewards.pool import Pool
+from slmgrpo.rules import rows_of, rules_of
 
 T = TypeVar("T")
 
@@ -149,26 +150,15 @@ def _read(recipe: Recipe, base: Path) -> tuple[list[tuple[Reward, ...]], Rows, R
             faults.extend(str(error).splitlines())
             return None
 
-    rules = attempt(lambda: [_rules_of(recipe, s, base) for s in (*recipe.data.train, *recipe.data.heldout)])
+    rules = attempt(lambda: [rules_of(recipe, s, base) for s in (*recipe.data.train, *recipe.data.heldout)])
     count = len(recipe.data.train)
-    train = attempt(partial(_rows, recipe.data.train, rules and rules[:count], recipe, base))
-    heldout = attempt(partial(_rows, recipe.data.heldout, rules and rules[count:], recipe, base))
+    train = attempt(partial(rows_of, recipe.data.train, rules[:count] if rules else [()] * count, recipe, base))
+    others = len(recipe.data.heldout)
+    heldout = attempt(partial(rows_of, recipe.data.heldout, rules[count:] if rules else [()] * others, recipe, base))
     planned = attempt(partial(plan, recipe, base=base, rows=len(train))) if train is not None else None
     if rules is None or train is None or heldout is None or planned is None:
         raise RecipeError("\n".join(dict.fromkeys(faults)))
     return rules, train, heldout, planned
-
-
-def _rules_of(recipe: Recipe, source: Source, base: Path) -> tuple[Reward, ...]:
-    from slmgrpo.train import rewards_of
-
-    return rewards_of(recipe, source, base)
-
-
-def _rows(sources: Sequence[Source], rules: Sequence[Sequence[Reward]] | None, recipe: Recipe, base: Path) -> Rows:
-    read = columns(recipe.prompt)
-    needs = {id(s): read.union(*(r.columns for r in own)) for s, own in zip(sources, rules or (), strict=False)}
-    return load_sources(sources, base=base, need=lambda source: needs.get(id(source), read))
 
 
 def _load_tokenizer(recipe: Recipe) -> Any:

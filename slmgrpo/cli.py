@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,7 +26,11 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 recipes_app = typer.Typer(help="List, show, copy and compare recipes.", invoke_without_command=True)
+reward_app = typer.Typer(
+    help="Score completions with any rules, and look for holes in a recipe's.", no_args_is_help=True
+)
 app.add_typer(recipes_app, name="recipes")
+app.add_typer(reward_app, name="reward")
 
 RecipeArg = Annotated[str, typer.Argument(help="A recipe file, or the name of a packaged one.", metavar="RECIPE")]
 SetOption = Annotated[
@@ -179,6 +183,102 @@ def diff(
     for difference in differences(load(a), load(b)):
         table.add_row(difference.key, difference.a or "-", difference.b or "-")
     Console().print(table)
+
+
+@app.command()
+def check(recipe: RecipeArg, overrides: SetOption = None) -> None:
+    """Look at recipe, plan, data, prompts and rewards together, without training.
+
+    Example: `slmgrpo check recipes/quickstart.yaml`
+    """
+    from rich.console import Console
+
+    from slmgrpo import view
+    from slmgrpo.check import check as examine
+    from slmgrpo.recipe_load import load
+
+    console = Console()
+    with console.status("reading data, rendering prompts, grading gold answers"):
+        report = examine(load(recipe, overrides or ()))
+    console.print(view.check_report(report))
+    if not report.ok:
+        raise typer.Exit(2)
+
+
+@reward_app.command()
+def score(
+    file: Annotated[Path, typer.Argument(help="A jsonl file of completions.", metavar="FILE")],
+    use: Annotated[list[str], typer.Option(help="A rule; may be given several times.", metavar="RULE")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--with", help="A rule's setting.", metavar="RULE:KEY=VALUE")
+    ] = None,
+    mapping: Annotated[str, typer.Option("--map", help="What rules call it = what the file calls it, ...")] = "",
+    as_json: JsonOption = False,
+    sandbox: Annotated[str, typer.Option(help="For code: strict, best or off.")] = "strict",
+) -> None:
+    """Score saved completions: the value of each rule, the answer read and why.
+
+    Example: `slmgrpo reward score samples.jsonl --use math.correct --map completion=text,answer=gold`
+    """
+    from slmgrpo.rewards import score as scoring
+
+    rewards = scoring.rewards_of(use, scoring.parse_settings(settings or ()), Path.cwd())
+    scored = scoring.score(file, rewards, mapping=scoring.parse_mapping(mapping), sandbox=sandbox)
+    if as_json:
+        for item in scored:
+            typer.echo(item.as_json())
+    else:
+        typer.echo(scoring.as_text(list(scored)))
+
+
+@reward_app.command()
+def lint(recipe: RecipeArg, overrides: SetOption = None) -> None:
+    """Fail where the best wrong answer can out-earn a bare right one, and say the smallest change that mends it.
+
+    Example: `slmgrpo reward lint recipes/code_3b.yaml`
+    """
+    from slmgrpo.rewards import lint as linting
+
+    ok = True
+    for title, rewards in _reward_sets(recipe, overrides):
+        report = linting.lint(rewards)
+        typer.echo(linting.as_text(report, title))
+        ok &= report.ok
+    if not ok:
+        raise typer.Exit(2)
+
+
+@reward_app.command()
+def attack(recipe: RecipeArg, overrides: SetOption = None) -> None:
+    """Show what each trick of the adversarial suite earns under a recipe's rules.
+
+    Example: `slmgrpo reward attack recipes/code_3b.yaml`
+    """
+    from slmgrpo.recipe_load import load
+    from slmgrpo.rewards import attack as attacking
+
+    grading = load(recipe, overrides or ()).recipe.grading
+    beaten = False
+    for title, rewards in _reward_sets(recipe, overrides):
+        earned = attacking.attack(rewards, timeout_s=grading.timeout_s, sandbox=grading.sandbox)
+        typer.echo(f"{title}\n{attacking.as_text(earned)}")
+        beaten |= any(item.beats for item in earned)
+    if beaten:
+        raise typer.Exit(2)
+
+
+def _reward_sets(recipe: str, overrides: list[str] | None) -> Iterator[tuple[str, Any]]:
+    """Each distinct set of rules of a recipe, with the first source that uses it."""
+    from slmgrpo.recipe_load import load
+    from slmgrpo.rules import rules_of
+
+    loaded = load(recipe, overrides or ())
+    seen = set()
+    for source in loaded.recipe.data.train:
+        rewards = rules_of(loaded.recipe, source, loaded.base)
+        if str(rewards) not in seen:
+            seen.add(str(rewards))
+            yield f"{loaded.recipe.name}, {source.source}", rewards
 
 
 @app.command()

@@ -17,11 +17,12 @@ from slmgrpo.callbacks import Observer
 from slmgrpo.errors import PlanError, RecipeError, RunError, SlmgrpoError
 from slmgrpo.interrupt import Interrupted, Interrupts
 from slmgrpo.plan import Plan
-from slmgrpo.recipe import Recipe, Source
-from slmgrpo.rewards.base import Reward, load_rewards
+from slmgrpo.recipe import Recipe
+from slmgrpo.rewards.base import Reward
 from slmgrpo.rewards.pool import Pool
 from slmgrpo.rollout.engine import Engine
 from slmgrpo.rollout.groups import Prompted
+from slmgrpo.rules import rows_of, rules_of
 from slmgrpo.run import RunDir
 
 if TYPE_CHECKING:
@@ -52,10 +53,10 @@ def train(
             resume.lock()
         trackers.check(recipe)
         observer.stage("reading data")
-        train_rules = [rewards_of(recipe, source, base) for source in recipe.data.train]
-        heldout_rules = [rewards_of(recipe, source, base) for source in recipe.data.heldout]
-        train_rows = _rows(recipe.data.train, train_rules, recipe, base)
-        heldout_rows = _rows(recipe.data.heldout, heldout_rules, recipe, base)
+        train_rules = [rules_of(recipe, source, base) for source in recipe.data.train]
+        heldout_rules = [rules_of(recipe, source, base) for source in recipe.data.heldout]
+        train_rows = rows_of(recipe.data.train, train_rules, recipe, base)
+        heldout_rows = rows_of(recipe.data.heldout, heldout_rules, recipe, base)
         from slmgrpo.trainer import loop
 
         with Pool(
@@ -154,23 +155,6 @@ def _evaluate(ctx: loop.Context, heldout: dict[str, Prompted], step: int) -> dic
         progress=ctx.observer.progress,
     )
     return scores.as_json()
-
-
-def rewards_of(recipe: Recipe, source: Source, base: Path) -> tuple[Reward, ...]:
-    """The rules for a source's rows: its own, else the recipe's."""
-    uses = recipe.rewards if source.rewards is None else source.rewards
-    if not uses:
-        raise RecipeError(f"rewards: {source.source} has no rule; add one under `rewards:` or under the source")
-    return load_rewards(uses, base=base, known={"max_tokens": recipe.sampling.max_tokens})
-
-
-def _rows(sources: Sequence[Source], rules: Sequence[tuple[Reward, ...]], recipe: Recipe, base: Path) -> data.Rows:
-    """All rows, with every column that a rule or the prompt reads, before anything heavy is loaded."""
-    needs = {
-        id(source): {name for reward in own for name in reward.columns} | prompts.columns(recipe.prompt)
-        for source, own in zip(sources, rules, strict=True)
-    }
-    return data.load_sources(sources, base=base, need=lambda source: needs[id(source)])
 
 
 def _prompted(

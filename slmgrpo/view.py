@@ -6,12 +6,16 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from slmgrpo.check import Report
 
 SPARKS = "▁▂▃▄▅▆▇█"
 SHOWN = 10
@@ -28,6 +32,7 @@ class LiveView:
         self._every = max(1, steps // 20)
         self._stage = ""
         self._started = time.monotonic()
+        self._first = 0
         self._bars = Progress(
             TextColumn("{task.description:<22}"),
             BarColumn(bar_width=24),
@@ -54,25 +59,29 @@ class LiveView:
 
     def stage(self, text: str) -> None:
         self._stage = text
+        if not self._rows:
+            self._started = time.monotonic()
         self._bars.update(self._part, visible=False)
         if self._console.is_terminal:
             self._live.update(self._draw())
         else:
-            self._console.print(text)
+            self._console.print(text, soft_wrap=True)
 
     def progress(self, what: str, done: int, total: int) -> None:
         if self._console.is_terminal:
             self._bars.update(self._part, description=what, completed=done, total=total, visible=True)
 
     def step(self, metrics: Mapping[str, Any]) -> None:
+        self._first = self._first or metrics["step"]
         self._rows.append(metrics)
         if self._console.is_terminal:
             self._bars.update(self._all, completed=metrics["step"], visible=True)
             self._live.update(self._draw())
             return
         if metrics["step"] % self._every == 0 or metrics["step"] in (1, self._steps):
-            left = (time.monotonic() - self._started) / metrics["step"] * (self._steps - metrics["step"])
-            self._console.print(f"{_line(metrics, self._steps)}  ETA {left:.0f} s")
+            pace = (time.monotonic() - self._started) / (metrics["step"] - self._first + 1)
+            left = pace * (self._steps - metrics["step"])
+            self._console.print(f"{_line(metrics, self._steps)}  ETA {left:.0f} s", soft_wrap=True)
 
     def _draw(self) -> RenderableType:
         parts: list[RenderableType] = []
@@ -142,8 +151,50 @@ def pairs_table(pairs: Sequence[tuple[str, str]]) -> Table:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in pairs:
-        table.add_row(name, value)
+        table.add_row(Text(name), Text(value))
     return table
+
+
+def check_report(report: Report) -> RenderableType:
+    """What `slmgrpo check` found: numbers, prompts as the model sees them, then what must be mended."""
+    pairs = [
+        ("recipe", report.recipe),
+        ("training rows", f"{report.train_rows:,}: " + ", ".join(f"{count:,} {task}" for task, count in report.tasks)),
+        ("held-out rows", f"{report.heldout_rows:,}"),
+        (
+            "overlap",
+            f"{report.same_as_training} held-out questions are training questions, "
+            f"{report.similar_to_training} share 13 words with one",
+        ),
+        ("repeated", f"{report.duplicates:,} training questions"),
+    ]
+    pairs += [
+        (
+            "gold answers",
+            f"{gold.source}: {gold.full} of {gold.graded} get full marks by {', '.join(gold.rules)}; "
+            f"{len(gold.empty_paid)} emptied and {len(gold.wrong_paid)} corrupted ones are paid as much",
+        )
+        for gold in report.golds
+    ]
+    parts: list[RenderableType] = [pairs_table(pairs)]
+    if report.lengths:
+        parts += ["", f"prompt lengths in tokens (longest {report.lengths.longest}, budget {report.lengths.budget})"]
+        most = max(count for _, count in report.lengths.histogram)
+        parts += [
+            Text(f"  up to {limit:>6,} {count:>7,} {'█' * max(1, round(40 * count / most))}")
+            for limit, count in report.lengths.histogram
+        ]
+    for number, prompt in enumerate(report.prompts, 1):
+        parts += ["", Text(f"prompt {number} of {len(report.prompts)}", style="bold"), Text(prompt)]
+    for heading, sentences in (
+        ("not checked", report.unchecked),
+        ("known", report.warnings),
+        ("to mend", report.problems),
+    ):
+        if sentences:
+            parts += ["", Text(heading, style="bold"), *(Text(f"  {sentence}") for sentence in sentences)]
+    verdict = f"\n{report.recipe}: {len(report.problems)} problems" if report.problems else f"\n{report.recipe}: ready"
+    return Group(*parts, Text(verdict))
 
 
 def _line(m: Mapping[str, Any], steps: int) -> str:

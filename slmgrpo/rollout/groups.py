@@ -9,7 +9,7 @@ from typing import Any
 from slmgrpo.data import prompt_key
 from slmgrpo.errors import RunError
 from slmgrpo.recipe import Recipe
-from slmgrpo.rewards.base import Reward, Verdict, total
+from slmgrpo.rewards.base import Reward, Verdict, gated, total
 from slmgrpo.rewards.pool import Pool, Task
 from slmgrpo.rollout.engine import Completion, Engine, Request
 from slmgrpo.run import Clock
@@ -102,7 +102,7 @@ def generate_and_grade(
         members = []
         for member in range(size):
             completion, text = done[i * size + member]
-            verdicts = graded[i * size + member]
+            verdicts = gated(graded[i * size + member], prompted.rewards)
             members.append(Member(completion, text, verdicts, total(verdicts, prompted.rewards)))
         groups.append(Group(prompted, tuple(members)))
     return groups
