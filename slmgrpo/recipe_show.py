@@ -64,7 +64,8 @@ def copy_recipe(name: str, to: str | Path) -> Path:
         for to_file, from_file in texts.items():
             if to_file != target:
                 to_file.parent.mkdir(exist_ok=True)
-            to_file.write_bytes(from_file.read_bytes())
+            with to_file.open("xb" if to_file == target else "wb") as file:
+                file.write(from_file.read_bytes())
     except FileNotFoundError:
         raise RecipeError(f"{target}: there is no folder {target.parent}; `mkdir -p {target.parent}` first") from None
     except OSError as error:

@@ -41,6 +41,13 @@ TRL_NAMES = {
     "vllm_importance_sampling_correction": "loss.sampling_correction",
     "vllm_importance_sampling_mode": "loss.sampling_correction",
     "vllm_importance_sampling_cap": "loss.sampling_correction_cap",
+    "vllm_importance_sampling_clip_max": "loss.sampling_correction_cap",
+    "use_vllm": "sampling.engine",
+    "bf16": "model.dtype",
+    "fp16": "model.dtype",
+    "warmup_steps": "optimizer.warmup_ratio",
+    "system_prompt": "prompt.system",
+    "dataset_name": "data.train",
     "reward_weights": "rewards.0.weight and so on",
     "reward_funcs": "rewards",
     "reference_model": "loss.beta (the reference is the base model)",
@@ -54,6 +61,9 @@ NOT_HERE = {
     "multi_objective_aggregation": "rewards are summed, then normalised",
     "use_adaptive_entropy": "use a fixed `loss.entropy_coef`",
     "entropy_target": "use a fixed `loss.entropy_coef`",
+    "steps_per_generation": "every update uses the whole rollout, see `train.updates_per_rollout`",
+    "repetition_penalty": "the loss would not know of it; a rule such as length.repetition can",
+    "logging_steps": "every step is logged",
     "sync_ref_model": "the reference is always the base model",
     "use_liger_kernel": "the loss has its own memory-saving path",
 }
@@ -186,7 +196,7 @@ def _below(member: Any, part: str | int) -> Iterator[Any]:
         yield Any
     elif _is_section(member):
         for name, info in member.model_fields.items():
-            if part == (field_key(name, info)):
+            if part == field_key(name, info):
                 yield info.annotation
     elif get_origin(member) is list and isinstance(part, int):
         yield get_args(member)[0]
