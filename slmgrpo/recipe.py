@@ -231,7 +231,7 @@ class ColdStart(Section):
     """A short SFT on worked solutions before GRPO."""
 
     data: list[Source] = Field(min_length=1)
-    """Rows whose `answer` or `solution` is the worked text to imitate."""
+    """Rows with a column `solution`: the worked text as the model should write it."""
     steps: int = Field(ge=1)
     """Optimizer steps of SFT."""
     learning_rate: float = Field(default=1e-4, gt=0)
