@@ -34,9 +34,7 @@ def cold_start(policy: Policy, rows: Sequence[Row], recipe: Recipe, folder: Path
         if len(ids) <= limit:
             examples.append({"input_ids": ids, "labels": [-100] * len(rendered.ids) + solution})
     if not examples:
-        raise RecipeError(
-            f"cold_start.data: no solution fits into {limit} tokens; raise sampling.max_tokens"
-        )
+        raise RecipeError(f"cold_start.data: no solution fits into {limit} tokens; raise sampling.max_tokens")
     log.info("cold start: %d steps on %d of %d worked solutions", settings.steps, len(examples), len(rows))
     on_cpu = policy.device.type == "cpu"
     arguments = SFTConfig(

@@ -47,6 +47,9 @@ def _model(recipe: Recipe) -> Iterator[Clash]:
     start = recipe.adapter is not None or recipe.cold_start is not None
     if recipe.merge_adapter and not start:
         yield Clash((("merge_adapter",),), "there is no adapter and no cold_start to merge; take it out")
+    if recipe.merge_adapter and recipe.adapter is not None and recipe.cold_start is not None:
+        text = "with adapter and cold_start both it is not clear what to merge; take one of them out"
+        yield Clash((("merge_adapter",), ("adapter",), ("cold_start",)), text)
     if recipe.merge_adapter and model.load_in_4bit:
         text = "an adapter cannot be folded into 4-bit weights without loss; set model.load_in_4bit: false"
         yield Clash((("merge_adapter",), ("model", "load_in_4bit")), text)

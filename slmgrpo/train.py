@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slmgrpo import data, model, prompts, trackers
+from slmgrpo import cold_start, data, model, prompts, trackers
 from slmgrpo import run as runs
 from slmgrpo.callbacks import Observer
 from slmgrpo.errors import PlanError, RecipeError, RunError, SlmgrpoError
@@ -74,12 +74,15 @@ def train(
                     f"data.train: all {len(train_rows)} prompts are longer than prompt.max_tokens="
                     f"{recipe.prompt.max_tokens}; raise it"
                 )
-            engine = _engine(recipe, policy)
-            optimizer = loop.optimizer_of(recipe.optimizer, policy)
+            cold_rows = _cold_rows(recipe, base)
+            engine, optimizer = _engine(recipe, policy), loop.optimizer_of(recipe.optimizer, policy)
             sampler = data.PromptSampler([p.row for p in prompted.values()], recipe.seed, recipe.train.prompts_per_step)
             run = resume or _new_run(recipe, plan, base, out)
             with _logging_to(run), trackers.tracked(observer, recipe, run) as watched:
                 _log_data(recipe, (train_rows, prompted), (heldout_rows, heldout))
+                if cold_rows:
+                    policy = _cold_started(recipe, plan, policy, cold_rows, run, base, watched)
+                    engine, optimizer = _engine(recipe, policy), loop.optimizer_of(recipe.optimizer, policy)
                 ctx = loop.Context(
                     recipe=recipe,
                     plan=plan,
@@ -166,6 +169,33 @@ def _prompted(
         for row, rendered in zip(rows, prompts.render_all(rows, recipe.prompt, tokenizer), strict=True)
         if len(rendered.ids) <= recipe.prompt.max_tokens
     }
+
+
+def _cold_rows(recipe: Recipe, base: Path) -> data.Rows | None:
+    if recipe.cold_start is None:
+        return None
+    return data.load_sources(
+        recipe.cold_start.data, base=base, need={cold_start.SOLUTION} | prompts.columns(recipe.prompt)
+    )
+
+
+def _cold_started(
+    recipe: Recipe, plan: Plan, policy: model.Policy, rows: data.Rows, run: RunDir, base: Path, observer: Observer
+) -> model.Policy:
+    """The policy after the cold start, which a resumed run finds done; merged into a new base where the recipe asks."""
+    folder = run.path / "cold_start"
+    adapter = folder / "adapter"
+    if not (adapter / "adapter_model.safetensors").exists():
+        observer.stage(f"cold start: {recipe.cold_start.steps if recipe.cold_start else 0} steps on worked solutions")
+        cold_start.cold_start(policy, rows, recipe, folder)
+    if recipe.merge_adapter:
+        log.info("the cold start's adapter is merged: the reference is the model after it")
+        policy = model.load(recipe.model_copy(update={"adapter": str(adapter)}), max_length=plan.max_length)
+        prompts.set_chat_template(policy.tokenizer, recipe.model, base)
+    else:
+        log.info("the cold start's adapter is continued: the reference (adapter off) is the model before it")
+        policy.load_adapter(adapter)
+    return policy
 
 
 def _engine(recipe: Recipe, policy: model.Policy) -> Engine:

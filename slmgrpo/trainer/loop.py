@@ -114,15 +114,20 @@ def train(ctx: Context) -> None:
 
 
 def _micro_batches(ctx: Context, groups: Sequence[Group], weights: list[list[float]]) -> tuple[list[Micro], int]:
-    """Rows with a signal in micro-batches by tokens, groups whole; and how many silent rows were left out."""
+    """Rows that have a gradient in micro-batches by tokens, groups whole; and how many rows were left out."""
     recipe = ctx.recipe
     drop = losses.why_silent_rows_run(recipe.loss, recipe.lora.dropout) is None
+    masked = recipe.loss.mask_truncated_completions  # such rows have no gradient at all
     every = [
         (group.prompted.prompt_ids, member.completion, weight)
         for group, group_weights in zip(groups, weights, strict=True)
         for member, weight in zip(group.members, group_weights, strict=True)
     ]
-    kept = [(prompt, completion, weight) for prompt, completion, weight in every if weight != 0 or not drop]
+    kept = [
+        (prompt, completion, weight)
+        for prompt, completion, weight in every
+        if (weight != 0 or not drop) and not (masked and completion.finish_reason == "length")
+    ]
     rows = [TokenRow(prompt, completion.token_ids) for prompt, completion, _ in kept]
     if rows and ctx.packed is None:
         ctx.packed = _packed_path(ctx, rows)
