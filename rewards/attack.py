@@ -131,7 +131,7 @@ _PROGRAMS = {
     "hard exit at the end": "import atexit, os\natexit.register(os._exit, 0)\ndef double(n):\n    return 1\n",
     "equal to everything": "class Yes(int):\n    def __eq__(self, other):\n        return True\n"
     "    __hash__ = int.__hash__\ndef double(n):\n    return Yes()\n",
-    "a patched builtin": "import builtins\nbuiltins.AssertionError = ValueError\n__debug__ and 0\ndef double(n):\n    return 0\n",
+    "a patched builtin": "import builtins\nbuiltins.AssertionError = ValueError\ndef double(n):\n    return 0\n",
     "a forged report": "print('3 passed')\nprint('{\"passed\": 3, \"total\": 3}')\ndef double(n):\n    return 0\n",
     "the caller's frames": "import sys\ndef double(n):\n    frame = sys._getframe()\n    while frame.f_back:\n"
     "        frame = frame.f_back\n        frame.f_globals['passed'] = 3\n    return 0\n",

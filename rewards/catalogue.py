@@ -1,4 +1,4 @@
-"""Every packaged rule with its data, settings and range, read from signatures and docstrings: the table of README.md."""
+"""Every packaged rule with its data, settings and range, from signatures and docstrings: the table of README.md."""
 
 from __future__ import annotations
 

@@ -107,8 +107,8 @@ def _graded(
     read = source[:200]
     if tests is None or len(tests) == 0:
         return Verdict(None, "ungradeable", read, "the row has no tests")
-    tests = tests if isinstance(tests, str) else list(tests)
-    arguments = json.dumps([tests, entry_point, _kind_of(tests, test_kind or ""), header, setup or ""])
+    plain = tests if isinstance(tests, str) else list(tests)
+    arguments = json.dumps([plain, entry_point, _kind_of(tests, test_kind or ""), header, setup or ""])
     try:
         outcome = _run(source, arguments, timeout_s, os.environ.get(SANDBOX, "strict"))
     except _UnsettledError as unsettled:

@@ -9,24 +9,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from slmgrpo.rewards.latex import Tree, clean
-from slmgrpo.rewards.structure import (
-    Based,
-    Colons,
-    Equation,
-    Items,
-    Matrix,
-    Node,
-    Odd,
-    Scalar,
-    Span,
-    Words,
-    read,
-    text_key,
-    words_key,
-)
+from slmgrpo.rewards.latex import Tree, clean, symbols
+from slmgrpo.rewards.nodes import Based, Colons, Equation, Items, Matrix, Node, Odd, Scalar, Span, Words
+from slmgrpo.rewards.structure import read, text_key, words_key
 from slmgrpo.rewards.units import unit_of
-from slmgrpo.rewards.values import POINTS, Evaluator, TooLarge, Undefined, close, equal, symbols
+from slmgrpo.rewards.values import POINTS, Evaluator, TooLarge, Undefined, close, equal
 
 MAX_CHARS = 400
 """Longer answers are compared as written and never parsed."""
@@ -50,24 +37,22 @@ class Equality:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer, read once. nodes: its readings, most natural first; empty where only math-verify may know."""
+    """One answer, read once. node: its shape; None where only math-verify may know."""
 
+    raw: str
     text: str
     key: str
     words: str
-    nodes: tuple[Node, ...]
+    node: Node | None
 
 
 @functools.lru_cache(maxsize=8192)
 def answer(text: str) -> Answer:
     if len(text) > MAX_CHARS:
-        key = re.sub(r"\s+", "", text)
-        return Answer(text, key, "", ())
+        return Answer(text, text, text_key(text), "", None)
     cleaned = clean(text)
-    nodes = [read(cleaned)]
-    if re.search(r"\d,\d{3}(?!\d)", cleaned) and not re.fullmatch(r"-?\$?\d{1,3}(,\d{3}){2,}", cleaned):
-        nodes.append(read(cleaned, thousands=False))  # 100,200 may be one number or two
-    return Answer(cleaned, text_key(cleaned), words_key(cleaned), tuple(node for node in nodes if node is not None))
+    raw = re.sub(r"(?<!\\)\$", "", text).rstrip(". ")
+    return Answer(raw, cleaned, text_key(cleaned), words_key(cleaned), read(cleaned))
 
 
 def is_plain(gold: str, given: str) -> bool:
@@ -88,20 +73,19 @@ def compare(gold: str, given: str) -> Equality:
         return Equality(False, "the answer is empty")
     if want.key == have.key:
         return Equality(True, "as written")
-    worded = any(isinstance(node, Words) for node in (*want.nodes, *have.nodes))
-    if worded or "\\text" in want.text:
+    if isinstance(want.node, Words) or isinstance(have.node, Words) or "\\text" in want.text:
         if want.words and want.words == have.words:
             return Equality(True, "same words")
-        if any(isinstance(node, Words) for node in want.nodes):
+        if isinstance(want.node, Words):
             return Equality(False, "not the gold's words")
-    if have.nodes and any(not isinstance(node, Odd) for node in want.nodes):
+    if want.node is not None and have.node is not None and not isinstance(want.node, Odd):
         try:
-            same = any(_same(a, b) for a in want.nodes for b in have.nodes)
+            same = _same(want.node, have.node)
         except (Undefined, TooLarge) as error:
             return Equality(False, str(error))
         except (ArithmeticError, RecursionError, MemoryError) as error:
             return Equality(False, f"cannot be evaluated ({type(error).__name__})")
-        if same or not any(_open(a) and _open(b) for a in want.nodes for b in have.nodes):
+        if same or not (_open(want.node) and _open(have.node)):
             return Equality(same, "equal value" if same else "another value")
     return _by_math_verify(want, have)
 
@@ -151,7 +135,7 @@ def _quotient(colons: Colons) -> Scalar:
 
 
 def _same_matrix(want: Matrix, have: Matrix) -> bool:
-    if want.determinant != have.determinant or [len(row) for row in want.rows] != [len(row) for row in have.rows]:
+    if [len(row) for row in want.rows] != [len(row) for row in have.rows]:
         return False
     return all(_same(a, b) for a, b in zip(_cells(want), _cells(have), strict=True))
 
@@ -201,8 +185,10 @@ def _same_items(want: Items, have: Items) -> bool:
         return _same_set(want.items, have.items)
     if len(want.items) != len(have.items) or "{}" in (want.brackets, have.brackets):
         return False
-    if len(want.items) == 2 and want.brackets != have.brackets and "" not in (want.brackets, have.brackets):
-        return False
+    if want.brackets != have.brackets and "" not in (want.brackets, have.brackets):
+        vectors = {want.brackets, have.brackets} == {"()", "[]"} and len(want.items) > 2
+        if not vectors:
+            return False
     return all(_same(a, b) for a, b in zip(want.items, have.items, strict=True))
 
 
@@ -259,10 +245,10 @@ def _same_equation(want: Equation, have: Equation) -> bool:
     second: Tree = ("sub", have.left, have.right.tree)
     if symbols(first) != symbols(second) or not symbols(first):
         return False
-    return _proportional(first, second, decimal=want.right.decimal or have.right.decimal)
+    return _proportional(first, second)
 
 
-def _proportional(a: Tree, b: Tree, *, decimal: bool) -> bool:
+def _proportional(a: Tree, b: Tree) -> bool:
     """Whether a = 0 and b = 0 are one equation up to a constant factor."""
     ratios = []
     for index in range(POINTS):
@@ -273,7 +259,7 @@ def _proportional(a: Tree, b: Tree, *, decimal: bool) -> bool:
                 return False
             continue
         ratios.append(evaluate(("div", ("div", a, b), ("num", Fraction(1)))))
-    return len(ratios) > 1 and all(close(ratios[0], ratio, decimal=decimal) for ratio in ratios[1:])
+    return len(ratios) > 1 and all(close(ratios[0], ratio, decimal=False) for ratio in ratios[1:])
 
 
 _HEAVY = re.compile(
@@ -281,11 +267,14 @@ _HEAVY = re.compile(
     r"|\\(?:sum|prod|int|iint|lim|bigcup|bigcap|coprod)(?![a-zA-Z])|[eE]\d{4,}"
 )
 
+_SMALL_SUM = re.compile(r"\\(?:sum|prod)\s*_\s*\{\s*[a-z]\s*=\s*\d{1,2}\s*\}\s*\^\s*(?:\{\s*\d{1,2}\s*\}|\d)")
+
 
 def heavy(text: str) -> str:
     """Why a text is not given to math-verify, or nothing: its time is exponential or unbounded in such texts."""
     if len(text) > MAX_CHARS:
         return f"longer than {MAX_CHARS} characters"
+    text = _SMALL_SUM.sub(" ", text)
     depth = deepest = 0
     for char in text:
         depth += (char in "([{") - (char in ")]}")
@@ -296,16 +285,16 @@ def heavy(text: str) -> str:
 
 
 def _by_math_verify(want: Answer, have: Answer) -> Equality:
-    if reason := heavy(have.text):
+    if reason := heavy(have.raw):
         return Equality(False, reason)
-    if reason := heavy(want.text):
+    if reason := heavy(want.raw):
         return Equality(None, f"the gold answer is {reason}")
     from math_verify import verify
 
-    gold = _parsed(want.text)
+    gold = _parsed(want.raw)
     if not gold:
         return Equality(None, "the gold answer is no formula that can be read")
-    given = _parsed(have.text)
+    given = _parsed(have.raw)
     if not given:
         return Equality(False, "the answer is no formula that can be read")
     same = bool(verify(gold, given, timeout_seconds=None))

@@ -8,8 +8,9 @@ from typing import Literal
 from slmgrpo.rewards.base import quick
 from slmgrpo.rewards.equal import answer as read_answer
 from slmgrpo.rewards.extract import after_thinking, boxes, code_blocks, last_box, tagged_answer
+from slmgrpo.rewards.latex import symbols
+from slmgrpo.rewards.nodes import Scalar
 from slmgrpo.rewards.programs import PYTHON
-from slmgrpo.rewards.structure import Scalar
 
 Style = Literal["think", "think_answer", "reasoning_answer"]
 _TAGS = {"think": ("think",), "think_answer": ("think", "answer"), "reasoning_answer": ("reasoning", "answer")}
@@ -61,8 +62,8 @@ def answer_present(completion: str, prompt: str = "") -> float:
 def numeric_answer(completion: str, prompt: str = "") -> float:
     """1 if what is tagged as `<answer>` or boxed is one number."""
     said = _said(completion, prompt)
-    nodes = read_answer(said).nodes if said is not None else ()
-    return float(any(isinstance(node, Scalar) and node.tree[0] in ("num", "neg", "div") for node in nodes))
+    node = read_answer(said).node if said is not None else None
+    return float(isinstance(node, Scalar) and not symbols(node.tree) and node.tree[0] in ("num", "neg", "div"))
 
 
 @quick

@@ -56,9 +56,19 @@ _SPELLINGS: list[tuple[re.Pattern[str], str]] = [
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))", r"\\degree "),
         (r"\\(?:varnothing)(?![a-zA-Z])", r"\\emptyset "),
         (r"\\(?:varphi)(?![a-zA-Z])", r"\\phi "),
+        (r"\\langle(?![a-zA-Z])", "("),
+        (r"\\rangle(?![a-zA-Z])", ")"),
+        (r"\\(?:textcolor|color)\s*\{[^{}]*\}|\\(?:underline|therefore|boldsymbol|pmb)(?![a-zA-Z])", ""),
+        (r"\\dot\s*\{(\d)\}", r"\\overline{\1}"),
+        (r"(?<=\.)(\d*?)(\d)\2{2,}(?:\.\.\.|\\[lc]?dots(?![a-zA-Z]))", r"\1\\overline{\2}"),
+        (r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![a-zA-Z]))", "'"),
+        (r"_\s*\{\s*\\(?:text|mathrm)\s*\{\s*(\w+)\s*\}\s*\}", r"_{\1}"),
+        (r"_\s*\{\s*\\([a-z]+)\s*\}", r"_{\1}"),
         (r"\*\*", "^"),
     )
 ]
+
+_ORDINAL = re.compile(r"(?<=\d)\s*(?:\^\s*)?\{?\s*(?:\\(?:text|mathrm)\s*\{)?\s*(?:st|nd|rd|th)\s*\}?\s*\}?$")
 
 
 def clean(text: str) -> str:
@@ -72,10 +82,11 @@ def clean(text: str) -> str:
         if text[:1] in "$\\"
         else text
     )
-    if "\\" in text or "," in text or "*" in text or "~" in text:
+    text = re.sub(r"(?<!\\)\$(?!\d)", "", re.sub(r"(?<!\\)\$\s*([,;])\s*\$", r"\1", text))
+    if re.search(r"[\\,*~]|\.\.", text):
         for pattern, replacement in _SPELLINGS:
             text = pattern.sub(replacement, text)
-    text = re.sub(r"\s+", " ", text).strip()
+    text = _ORDINAL.sub("", re.sub(r"\s+", " ", text).strip().rstrip("\\ "))
     return text[:-1].rstrip() if text[-1:] in ".,;" and not text.endswith("\\") else text
 
 
@@ -96,7 +107,7 @@ _FUNCTIONS = {
 }  # fmt: skip
 _GREEK = {
     "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "lambda", "mu", "nu", "xi",
-    "rho", "sigma", "tau", "phi", "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda", "Omega", "ell",
+    "rho", "sigma", "tau", "phi", "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda", "Omega", "ell", "hbar",
 }  # fmt: skip
 
 
@@ -188,7 +199,8 @@ class _Parser:
                 divided = token == "/"
                 tree = ("mul" if token == "*" else "div", tree, ("neg", right) if negative else right)
             elif self.starts_factor():
-                if divided or self.kind() in ("number", "repeating"):
+                numeral = self.kind() in ("number", "repeating") and self.tokens[self.at - 1][1] != ")"
+                if divided or numeral:
                     raise Unread("1/2x and 2 3 have no one meaning")
                 tree = ("mul", tree, self.factor())
             else:
@@ -197,7 +209,7 @@ class _Parser:
     def starts_factor(self) -> bool:
         kind, token = self.kind(), self.peek()
         if kind == "op":
-            return token in ("(", "{")
+            return token in ("(", "{", "[")
         return kind != "" and token not in (r"\degree", r"\rfloor", r"\rceil")
 
     def factor(self) -> Tree:
@@ -255,8 +267,8 @@ class _Parser:
                 return ("const", value)
             return ("sym", value + self.subscript())
         if kind == "op":
-            if value == "(":
-                return self.group(")")
+            if value in ("(", "["):
+                return self.group(")" if value == "(" else "]")
             if value == "{":
                 return self.group("}")
             if value == "|":
@@ -359,7 +371,11 @@ class _Parser:
                 raise Unread("f(x)^2 has no one meaning")
         else:
             argument = self.factor()
-            while self.starts_factor() and self.peek().lstrip("\\") not in _FUNCTIONS and self.peek() not in ("(", "{"):
+            while (
+                self.starts_factor()
+                and self.peek().lstrip("\\") not in _FUNCTIONS
+                and self.peek() not in ("(", "{", "[")
+            ):
                 argument = ("mul", argument, self.factor())
         tree: Tree = ("log", base, argument) if base is not None else ("fn", name, argument)
         return tree if power is None else ("pow", tree, power)
@@ -370,3 +386,9 @@ def parse(text: str) -> tuple[Tree, bool]:
     parser = _Parser(text)
     tree = parser.whole()
     return tree, parser.decimal
+
+
+def symbols(tree: Tree) -> frozenset[str]:
+    if tree[0] == "sym":
+        return frozenset((tree[1],))
+    return frozenset().union(*(symbols(part) for part in tree[1:] if isinstance(part, tuple)))

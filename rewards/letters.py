@@ -24,7 +24,7 @@ from slmgrpo.rewards.cues import (
 )
 from slmgrpo.rewards.equal import answer, compare
 from slmgrpo.rewards.extract import boxes, unboxed
-from slmgrpo.rewards.structure import Scalar
+from slmgrpo.rewards.nodes import Scalar
 
 MAX_TAIL = 20_000
 """Only the end of a longer reply is searched: an answer comes last."""
@@ -222,8 +222,8 @@ def by_text(text: str, texts: tuple[str, ...], labels: str, *, search: bool = Fa
 
 def _by_value(content: str, texts: tuple[str, ...], labels: str) -> str:
     """The one option with the value of the box: 0.5 for the option 1/2."""
-    if not any(isinstance(node, Scalar) for node in answer(content).nodes):
+    if not isinstance(answer(content).node, Scalar):
         return ""
-    readable = [i for i, option in enumerate(texts) if any(isinstance(node, Scalar) for node in answer(option).nodes)]
+    readable = [i for i, option in enumerate(texts) if isinstance(answer(option).node, Scalar)]
     same = [i for i in readable if compare(texts[i], content).same]
     return labels[same[0]] if len(same) == 1 else ""

@@ -51,16 +51,16 @@ def lint(rewards: Sequence[Reward]) -> Report:
 
 def _line(reward: Reward, rewards: Sequence[Reward]) -> Line:
     bounds = reward.bounds
-    ends = sorted((reward.weight * bounds.low, reward.weight * bounds.high))
+    low, high = sorted((reward.weight * bounds.low, reward.weight * bounds.high))
     wrong = max(reward.weight * bounds.low, reward.weight * bounds.wrong)
     right = min(reward.weight * bounds.right, reward.weight * bounds.high)
     if reward.when is not None:
-        ends = [min(0.0, ends[0]), max(0.0, ends[1])]
+        low, high = min(0.0, low), max(0.0, high)
         shut_for_wrong = _gate_bounds(reward, rewards).wrong <= 0
         open_for_right = _gate_bounds(reward, rewards).right > 0
         wrong = 0.0 if shut_for_wrong else max(0.0, wrong)
         right = right if open_for_right else min(0.0, right)
-    return Line(reward.name, reward.weight, *ends, wrong, right)
+    return Line(reward.name, reward.weight, low, high, wrong, right)
 
 
 def _gate_bounds(reward: Reward, rewards: Sequence[Reward]) -> Bounds:
@@ -89,7 +89,9 @@ def _fix(rewards: Sequence[Reward], wrong: float, right: float) -> str:
         return f"give {judge.name} a positive weight"
     needed = math.floor((judge.weight + (wrong - right) / step) * 100 + 1) / 100
     gates = _gates(rewards, judge)
-    return f"set the weight of {judge.name} to {needed:g}" + (f", or put `when: {judge.name}` on {gates}" if gates else "")
+    return f"set the weight of {judge.name} to {needed:g}" + (
+        f", or put `when: {judge.name}` on {gates}" if gates else ""
+    )
 
 
 def _gates(rewards: Sequence[Reward], judge: Reward) -> str:
@@ -118,8 +120,8 @@ def as_text(report: Report, title: str = "rewards") -> str:
         )
     verdict = "no wrong answer out-earns a right one" if report.ok else "a wrong answer can out-earn a right one"
     rows.append(
-        f"{title}: the sum lies in {report.low:g} to {report.high:g}; the best wrong answer earns {report.best_wrong:.4g}, "
-        f"a bare right one {report.bare_right:.4g}: {verdict}"
+        f"{title}: the sum lies in {report.low:g} to {report.high:g}; the best wrong answer earns "
+        f"{report.best_wrong:.4g}, a bare right one {report.bare_right:.4g}: {verdict}"
     )
     if report.fix:
         rows.append(f"  {report.fix}")

@@ -14,9 +14,9 @@ from slmgrpo.rewards.base import Bounds, Verdict, bounded, correctness
 from slmgrpo.rewards.equal import answer as read_answer
 from slmgrpo.rewards.equal import compare, is_plain
 from slmgrpo.rewards.extract import after_thinking, last_box, tagged_answer
-from slmgrpo.rewards.latex import clean, parse
-from slmgrpo.rewards.structure import Scalar
-from slmgrpo.rewards.values import Evaluator, TooLarge, Undefined, symbols
+from slmgrpo.rewards.latex import clean, parse, symbols
+from slmgrpo.rewards.nodes import Scalar
+from slmgrpo.rewards.values import Evaluator, TooLarge, Undefined
 
 Extract = Literal["box", "tag", "lenient"]
 MAX_STEPS, MAX_STEPS_TEXT = 100, 20_000
@@ -138,13 +138,12 @@ def _holds(left: str, right: str) -> bool:
 
 
 def _value(text: str) -> float | None:
-    for node in read_answer(text).nodes:
-        if isinstance(node, Scalar) and not symbols(node.tree):
-            try:
-                evaluate = Evaluator()
-                value = evaluate.real(evaluate(node.tree))
-                number = float(value) / (100 if node.percent else 1)
-            except (Undefined, TooLarge, ArithmeticError, TypeError, ValueError):
-                continue
-            return number if math.isfinite(number) else None
-    return None
+    node = read_answer(text).node
+    if not isinstance(node, Scalar) or symbols(node.tree):
+        return None
+    try:
+        evaluate = Evaluator()
+        number = float(evaluate.real(evaluate(node.tree))) / (100 if node.percent else 1)
+    except (Undefined, TooLarge, ArithmeticError, TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None

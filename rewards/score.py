@@ -82,7 +82,9 @@ def parse_mapping(text: str) -> dict[str, str]:
     return mapping
 
 
-def rewards_of(uses: Sequence[str], settings: Mapping[str, Mapping[str, Any]], base: Path | None = None) -> tuple[Reward, ...]:
+def rewards_of(
+    uses: Sequence[str], settings: Mapping[str, Mapping[str, Any]], base: Path | None = None
+) -> tuple[Reward, ...]:
     """The rules of a command line, checked like those of a recipe."""
     if not uses:
         raise RecipeError("reward score: name a rule, as in --use math.correct")
@@ -112,7 +114,9 @@ def rows(file: Path, mapping: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         row |= {name: _at(row, source, file, number) for name, source in mapping.items()}
         if "completion" not in row:
             have = ", ".join(sorted(row))
-            raise RecipeError(f"{file}: line {number}: no column `completion` among {have}; use --map completion=COLUMN")
+            raise RecipeError(
+                f"{file}: line {number}: no column `completion` among {have}; use --map completion=COLUMN"
+            )
         yield {"id": str(number), **row}
 
 

@@ -72,7 +72,7 @@ def correctness_share(groups: Sequence[Sequence[Mapping[str, Verdict]]], rewards
 def form_without_substance(
     form: Sequence[float], correct: Sequence[float], *, window: int = 20, full: float = 0.95, gain: float = 0.02
 ) -> str:
-    """A warning where a rule of form is at its top over the last `window` steps and correctness has not moved; else nothing.
+    """A warning where a form rule is at its top over `window` steps and correctness has not moved; else nothing.
 
     form: a form rule's mean at each step, as a share of what it can pay; correct: the correctness rule's.
     """

@@ -8,88 +8,22 @@ r"""What shape an answer has: number with unit, list, set, tuple or interval, ma
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
-from slmgrpo.rewards.latex import Tree, clean, parse
-
-
-@dataclass(frozen=True, slots=True)
-class Scalar:
-    tree: Tree
-    decimal: bool
-    percent: bool = False
-    unit: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Words:
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class Colons:
-    """7:32 or 3:2, as whole numbers."""
-
-    parts: tuple[int, ...]
-    time: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Based:
-    digits: str
-    base: str
-
-
-@dataclass(frozen=True, slots=True)
-class Items:
-    """Several values. brackets: "" for a bare list, "{}" for a set, else the pair as in "(]"."""
-
-    brackets: str
-    items: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A union of intervals, sorted as written; `name` is the variable where it was an inequality."""
-
-    intervals: tuple[Items, ...]
-    name: str = field(default="", compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    rows: tuple[tuple[Node, ...], ...]
-    determinant: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Equation:
-    """left = right; `name` is the left side's text where it only names the value, as in x = 5 or f(x) = 2x."""
-
-    left: Tree | None
-    right: Node
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Odd:
-    """An ill-typed formula, such as a tuple plus a number: it equals nothing that can be read."""
-
-
-Node = Odd | Scalar | Words | Colons | Based | Items | Span | Matrix | Equation
+from slmgrpo.rewards.latex import Tree, clean, parse, symbols
+from slmgrpo.rewards.nodes import Based, Colons, Equation, Items, Matrix, Node, Odd, Scalar, Span, Words
 
 _TEXT = re.compile(r"\\(?:text|mathrm)\s*\{([^{}]*)\}")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'’.\- ]*")
 _COLONS = re.compile(r"\d+(?:\s*:\s*\d+)+")
 _BASED = re.compile(r"([0-9A-Fa-f]+)\s*_\s*(?:\{\s*(?:\\text\s*\{)?\s*([a-zA-Z]+|\d+)\s*\}?\s*\}|(\d+))")
-_MATRIX = re.compile(r"\\begin\{([pbvBV]?)matrix\}(.*)\\end\{\1matrix\}", re.DOTALL)
+_MATRIX = re.compile(r"\\begin\{([pbB]?)matrix\}(.*)\\end\{\1matrix\}", re.DOTALL)
 _RELATION = re.compile(r"\\leq|\\geq|\\lt(?![a-zA-Z])|\\gt(?![a-zA-Z])|<|>")
 _NAME = re.compile(r"(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_\s*(?:\w|\{\w+\}))?'*(?:\s*\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])*\s*\))?")
 _NAMED_TEXT = re.compile(r"(?:\\text\s*\{[^{}]*\}|[A-Z]{2,3}|\\angle\s*\w+)")
 _JOIN = re.compile(r"(?:,\s*)?(?:\\text\s*\{\s*(?:and|or)\s*\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z]))")
 _OR = re.compile(r"\\text\s*\{\s*or\s*\}|(?<![a-zA-Z\\])or(?![a-zA-Z])|\\lor(?![a-zA-Z])")
 _UNIT = re.compile(
-    r"""(?P<number>.*?[\d})\]!])\s*(?P<unit>
+    r"""(?P<number>.*?(?:[\d})\]!]|\\pi))\s*(?P<unit>
     (?:\\degree\s*)?(?:\\(?:text|mathrm)\s*\{[^{}]*\}\s*(?:\^\s*(?:\{\s*-?\d\s*\}|-?\d))?\s*[/*.]?\s*)+
   | \\degree\s*(?:[CFK])?
   | (?:(?<=\s)|(?<=\d))(?!(?:sqrt|pi|exp|sin|cos|tan|log|ln|and|or|cot|sec|csc)(?![a-zA-Z]))[a-zA-Z]{3,}[a-zA-Z /.^0-9]*
@@ -110,13 +44,13 @@ def words_key(text: str) -> str:
 
 
 def text_key(text: str) -> str:
-    """For answers as written: no spaces, no braces around one character, no text markup."""
-    text = re.sub(r"\s+", "", _TEXT.sub(r"\1", text))
-    return re.sub(r"(?<=[\^_])\{(\w)\}", r"\1", text)
+    """For answers as written: no braces around one character, no text markup, no spaces but between digits."""
+    text = re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", _TEXT.sub(r"\1", text))
+    return re.sub(r"(?<=[\^_])\{(\w)\}", r"\1", re.sub(r"\s+", " ", text))
 
 
-def split_top(text: str, separators: str, *, thousands: bool = True) -> list[str]:
-    """Split where brackets are closed; a comma inside 10,080 does not split while `thousands` holds."""
+def split_top(text: str, separators: str) -> list[str]:
+    """Split where brackets are closed; the comma inside 10,080 does not split."""
     parts, depth, start, i = [], 0, 0, 0
     while i < len(text):
         char = text[i]
@@ -127,7 +61,7 @@ def split_top(text: str, separators: str, *, thousands: bool = True) -> list[str
             depth += 1
         elif char in ")]}":
             depth -= 1
-        elif depth == 0 and char in separators and not (thousands and char == "," and _inside_number(text, i)):
+        elif depth == 0 and char in separators and not (char == "," and _inside_number(text, i)):
             parts.append(text[start:i])
             start = i + 1
         i += 1
@@ -164,7 +98,13 @@ def _scalar(text: str) -> Scalar | None:
         tree, decimal = parse(text)
     except ValueError:  # Unread, or a numeral that Python refuses
         return None
+    if _steps(tree) and symbols(tree):
+        return None  # steps are not told apart by looking at a few points
     return Scalar(tree, decimal, percent is not None, unit.strip())
+
+
+def _steps(tree: Tree) -> bool:
+    return tree[:2] in (("fn", "floor"), ("fn", "ceil")) or any(_steps(p) for p in tree[1:] if isinstance(p, tuple))
 
 
 def _numeric(text: str) -> bool:
@@ -174,12 +114,12 @@ def _numeric(text: str) -> bool:
     )
 
 
-def read(text: str, *, thousands: bool = True, depth: int = 0) -> Node | None:
+def read(text: str, *, depth: int = 0) -> Node | None:
     if not text or depth > 4:
         return None
     whole = _TEXT.fullmatch(text)
     if whole and re.search(r"\d", whole.group(1)):
-        return read(clean(whole.group(1)), thousands=thousands, depth=depth + 1)
+        return read(clean(whole.group(1)), depth=depth + 1)
     if _is_words(text):
         return Words(words_key(text))
     if _COLONS.fullmatch(text):
@@ -190,9 +130,9 @@ def read(text: str, *, thousands: bool = True, depth: int = 0) -> Node | None:
         base = based.group(2) or based.group(3)
         return Based(based.group(1).upper(), _NUMERAL_WORDS.get(base.lower(), base))
     if matrix := _MATRIX.fullmatch(text):
-        return _matrix(matrix.group(1), matrix.group(2))
+        return _matrix(matrix.group(2))
     for reader in (_union, _relation, _list, _equation, _bracketed, _plus_minus):
-        node = reader(text, thousands, depth)
+        node = reader(text, depth)
         if node is not NOT_THIS:
             return node if not isinstance(node, _NotThis) else None
     return _scalar(text) or (Odd() if _is_odd(text) else None)
@@ -230,6 +170,8 @@ def _is_words(text: str) -> bool:
     bare = _TEXT.sub(" ", text)
     if bare.strip(" ()") == "" and bare != text:
         return True
+    if bare.strip().casefold() in ("no", "yes"):
+        return True
     return len(text) >= 3 and _WORDS.fullmatch(text) is not None and _scalar_word(text) is None
 
 
@@ -240,7 +182,7 @@ def _scalar_word(text: str) -> Scalar | None:
     return None
 
 
-def _matrix(kind: str, body: str) -> Matrix | None:
+def _matrix(body: str) -> Matrix | None:
     rows = []
     for row in re.split(r"\\\\(?:\[[^\]]*\])?", body.strip()):
         cells = [read(clean(cell), depth=3) for cell in row.split("&")]
@@ -248,21 +190,21 @@ def _matrix(kind: str, body: str) -> Matrix | None:
             rows.append(cells)
     if not rows or any(cell is None for row in rows for cell in row):
         return None
-    return Matrix(tuple(tuple(cell for cell in row if cell is not None) for row in rows), kind in ("v", "V"))
+    return Matrix(tuple(tuple(cell for cell in row if cell is not None) for row in rows))
 
 
-def _union(text: str, thousands: bool, depth: int) -> Try:
+def _union(text: str, depth: int) -> Try:
     text = re.sub(r"^[a-zA-Z]\s*\\in(?![a-zA-Z])\s*", "", text)
     parts = [part.strip() for part in re.split(r"\\cup(?![a-zA-Z])", text)]
     inequality = _OR.search(text) is not None and _RELATION.search(text) is not None
     if inequality:
-        spans = [_relation(part.strip(" ,"), thousands, depth) for part in _OR.split(text)]
+        spans = [_relation(part.strip(" ,"), depth) for part in _OR.split(text)]
         if not all(isinstance(span, Span) for span in spans):
             return None
         return Span(tuple(i for span in spans if isinstance(span, Span) for i in span.intervals), _span_name(spans))
     if len(parts) == 1:
         return NOT_THIS
-    nodes = [_bracketed(part, thousands, depth) for part in parts]
+    nodes = [_bracketed(part, depth) for part in parts]
     if all(isinstance(node, Items) and len(node.items) == 2 and node.brackets != "{}" for node in nodes):
         return Span(tuple(node for node in nodes if isinstance(node, Items)))
     return None
@@ -273,7 +215,7 @@ def _span_name(spans: list[Try]) -> str:
     return names.pop() if len(names) == 1 else ""
 
 
-def _relation(text: str, thousands: bool, depth: int) -> Try:
+def _relation(text: str, depth: int) -> Try:
     signs = [match.group() for match in _RELATION.finditer(text)]
     if not signs:
         return NOT_THIS
@@ -303,12 +245,12 @@ def _relation(text: str, thousands: bool, depth: int) -> Try:
     return Span((Items(brackets, (low, high)),), parts[1])
 
 
-def _list(text: str, thousands: bool, depth: int) -> Try:
+def _list(text: str, depth: int) -> Try:
     joined = _JOIN.sub(",", text)
-    parts = [part for part in split_top(joined, ",;", thousands=thousands) if part]
+    parts = [part for part in split_top(joined, ",;") if part]
     if len(parts) < 2:
         return NOT_THIS
-    nodes = [read(part, thousands=thousands, depth=depth + 1) for part in parts]
+    nodes = [read(part, depth=depth + 1) for part in parts]
     if any(node is None for node in nodes):
         return None
     flat: list[Node] = []
@@ -332,19 +274,19 @@ def _same_name_dropped(nodes: list[Node]) -> list[Node]:
     return nodes
 
 
-def _equation(text: str, thousands: bool, depth: int) -> Try:
+def _equation(text: str, depth: int) -> Try:
     if r"\approx" in text:
         before, _, after = (part.strip() for part in text.partition(r"\approx"))
-        return read(after if _NAME.fullmatch(before) else before, thousands=thousands, depth=depth + 1)
+        return read(after if not before or _NAME.fullmatch(before) else before, depth=depth + 1)
     if r"\in" in text and (match := re.match(r"[a-zA-Z]\s*\\in(?![a-zA-Z])\s*(.+)", text, re.DOTALL)):
-        return read(match.group(1), thousands=thousands, depth=depth + 1)
+        return read(match.group(1), depth=depth + 1)
     sides = [side.strip() for side in re.split(r"(?<![<>!:])=", text)]
     if len(sides) == 1:
         return NOT_THIS
     named = _NAME.fullmatch(sides[0]) or _NAMED_TEXT.fullmatch(sides[0])
     if len(sides) > 2 and not named:
         return None
-    right = read(sides[-1], thousands=thousands, depth=depth + 1)
+    right = read(sides[-1], depth=depth + 1)
     if right is None or not all(sides):
         return None
     left: Tree | None = None
@@ -356,24 +298,34 @@ def _equation(text: str, thousands: bool, depth: int) -> Try:
     return Equation(left, right, text_key(sides[0]) if named else "")
 
 
-def _bracketed(text: str, thousands: bool, depth: int) -> Try:
+def _bracketed(text: str, depth: int) -> Try:
     if text.startswith("\\{") and text.endswith("\\}") and _matching(text):
         inside, brackets = text[2:-2].strip(), "{}"
     elif text[:1] in ("(", "[") and text[-1:] in (")", "]") and _matching(text):
         inside, brackets = text[1:-1].strip(), text[0] + text[-1]
     else:
         return NOT_THIS
-    if brackets != "{}" and len(split_top(inside, ",;", thousands=thousands)) < 2:
-        return NOT_THIS
+    if brackets != "{}":
+        if re.fullmatch(r"\d{1,3},\d{3}", inside):
+            inside = inside.replace(",", ";")  # (12,102) is a pair; 12,102 is a number
+        if len(split_top(inside, ",;")) < 2:
+            return NOT_THIS
     if brackets == "{}" and ("|" in inside or ":" in inside):
         return None
-    node = read(inside, thousands=thousands, depth=depth + 1)
+    node = read(inside, depth=depth + 1)
     if node is None:
         return None
-    return Items(brackets, node.items if isinstance(node, Items) and node.brackets == "" else (node,))
+    items = node.items if isinstance(node, Items) and node.brackets == "" else (node,)
+    if len(items) == 2 and brackets != "{}":  # no interval is closed at infinity
+        brackets = ("(" if _infinite(items[0]) else brackets[0]) + (")" if _infinite(items[1]) else brackets[1])
+    return Items(brackets, items)
 
 
-def _plus_minus(text: str, thousands: bool, depth: int) -> Try:
+def _infinite(node: Node) -> bool:
+    return isinstance(node, Scalar) and node.tree in (("const", "oo"), ("neg", ("const", "oo")))
+
+
+def _plus_minus(text: str, depth: int) -> Try:
     if not re.search(r"\\(?:pm|mp)(?![a-zA-Z])", text):
         return NOT_THIS
     upper = re.sub(r"\\mp(?![a-zA-Z])", "-", re.sub(r"\\pm(?![a-zA-Z])", "+", text))

@@ -13,7 +13,7 @@ import math
 from fractions import Fraction
 from typing import Any
 
-from slmgrpo.rewards.latex import Tree
+from slmgrpo.rewards.latex import Tree, symbols
 
 DIGITS = 80
 MAX_BITS = 40_000
@@ -59,12 +59,6 @@ def _point(name: str, index: int) -> Fraction:
     value = Fraction(1, 5) + Fraction(17, 10) * Fraction(seed, 2**48)
     value = value.limit_denominator(9973)
     return -value if index % 2 else value
-
-
-def symbols(tree: Tree) -> frozenset[str]:
-    if tree[0] == "sym":
-        return frozenset((tree[1],))
-    return frozenset().union(*(symbols(part) for part in tree[1:] if isinstance(part, tuple)))
 
 
 class Evaluator:
