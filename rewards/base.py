@@ -170,6 +170,12 @@ class Reward:
         return tuple(name for name in takes.data if name not in given and name not in takes.optional)
 
     @property
+    def reads(self) -> tuple[str, ...] | None:
+        """Every name of data that the rule can read; None where that cannot be told (TRL functions, `**columns`)."""
+        takes = signature(self.rule)
+        return None if takes.batched or takes.open_ended else takes.data
+
+    @property
     def __name__(self) -> str:
         return self.name
 
