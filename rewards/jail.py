@@ -1,22 +1,24 @@
 """What confines a jailed program: namespaces, a private root, Landlock, seccomp and limits, by plain system calls.
 
-Everything here runs inside the fork server (`zygote.py`), which is started without site-packages: standard library only.
+Everything here runs inside the fork server (`zygote.py`), which starts without site-packages: standard library only.
 A step that the kernel refuses raises OSError with the step's name, and the caller tries the next rung.
+Imports are few on purpose: each extension module and each touched page makes every later fork slower.
 """
 
+# pathlib would be one more import:
+# ruff: noqa: PTH103, PTH106, PTH112, PTH114, PTH115, PTH116, PTH120, PTH211, PTH102
 from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import resource
 import struct
 import sys
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 NOBODY: Final = 65534
-SCRATCH: Final = "/tmp"
+SCRATCH: Final = "/scratch/tmp"  # Landlock rules sit on its parent, so that a fresh mount needs no new rule
 SCRATCH_MB: Final = 16
 MEMORY_MB: Final = 1024
 GROUP_MEMORY_MB: Final = 768
@@ -25,7 +27,7 @@ FILES: Final = 64
 FILE_MB: Final = 16
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_MACHINE = platform.machine()
+_MACHINE = os.uname().machine
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -33,6 +35,7 @@ _CLONE_THREAD, _CLONE_NEW_ANY = 0x10000, 0x7E020080
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 32
 _MS_BIND, _MS_REC, _MS_PRIVATE, _MNT_DETACH = 4096, 16384, 1 << 18, 2
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER = 1, 22, 38, 2
+CAP_KILL, CAP_SETUID, CAP_SYS_ADMIN = 1 << 5, 1 << 7, 1 << 21
 
 
 def _check(result: int, step: str) -> int:
@@ -62,9 +65,8 @@ def no_new_privileges() -> None:
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    encode = lambda text: None if text is None else os.fsencode(text)
-    args = encode(source), encode(target), encode(kind), ctypes.c_ulong(flags), encode(data)
-    _check(_libc.mount(*args), f"mount {target}")
+    names = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
+    _check(_libc.mount(*names[:3], ctypes.c_ulong(flags), names[3]), f"mount {target}")
 
 
 def interpreter_paths() -> list[str]:
@@ -78,22 +80,22 @@ def interpreter_paths() -> list[str]:
     return found
 
 
-def mount_scratch() -> tuple[int, int]:
-    """An empty scratch folder in memory; returns its times, by which a used one is known."""
+def mount_scratch() -> None:
+    """An empty scratch folder in memory."""
     owner = NOBODY if os.getuid() == 0 else os.getuid()
     options = f"size={SCRATCH_MB}m,nr_inodes=2048,mode=700,uid={owner},gid={owner}"
     _mount("tmpfs", SCRATCH, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, options)
-    return scratch_times()
+
+
+def remount_scratch() -> None:
+    _check(_libc.umount2(os.fsencode(SCRATCH), _MNT_DETACH), "umount scratch")
+    mount_scratch()
 
 
 def scratch_times() -> tuple[int, int]:
+    """Changes with every file made in the folder, removed ones included."""
     status = os.stat(SCRATCH)
     return status.st_mtime_ns, status.st_ctime_ns
-
-
-def remount_scratch() -> tuple[int, int]:
-    _check(_libc.umount2(os.fsencode(SCRATCH), _MNT_DETACH), "umount scratch")
-    return mount_scratch()
 
 
 def private_root() -> None:
@@ -118,13 +120,15 @@ def private_root() -> None:
         os.close(os.open(f"{base}/dev/{name}", os.O_CREAT | os.O_WRONLY))
         _mount(f"/dev/{name}", f"{base}/dev/{name}", None, _MS_BIND)
     for name in (SCRATCH, "/.old"):
-        os.makedirs(base + name, exist_ok=True)
+        os.makedirs(base + name)
+    os.symlink(SCRATCH, base + "/tmp")
     pivot_root = {"x86_64": 155, "aarch64": 41}[_MACHINE]
     _check(_libc.syscall(pivot_root, os.fsencode(base), os.fsencode(base + "/.old")), "pivot_root")
     os.chdir("/")
     _check(_libc.umount2(b"/.old", _MNT_DETACH), "umount the host's root")
     os.rmdir("/.old")
     _mount(None, "/", None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | _MS_NOSUID | _MS_NODEV)
+    mount_scratch()
 
 
 # ---- Landlock ----------------------------------------------------------------------------------------------------
@@ -139,57 +143,48 @@ def landlock_abi() -> int:
     return max(0, _libc.syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint32(1)))
 
 
-def landlock_ruleset(readable: list[str], writable: list[str]) -> int | None:
-    """A rule set that allows reading below `readable`, writing below `writable` and no TCP; None without Landlock."""
+def landlock(readable: list[str], writable: list[str]) -> bool:
+    """From here on: reading below `readable`, writing below `writable`, no TCP; False without Landlock."""
     abi = landlock_abi()
     if not abi:
-        return None
+        return False
     handled = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
     attributes = struct.pack("QQQ", handled, 3, 3)[: 8 if abi < 4 else 16 if abi < 6 else 24]
     create = _libc.syscall(444, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     ruleset = _check(create, "landlock_create_ruleset")
-    for path in readable:
-        landlock_allow(ruleset, path, _READ & handled)
-    for path in writable:
-        landlock_allow(ruleset, path, handled & ~_NEVER)
-    return ruleset
-
-
-def landlock_allow_scratch(ruleset: int) -> None:
-    handled = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(landlock_abi(), 16)) - 1
-    landlock_allow(ruleset, SCRATCH, handled & ~_NEVER)
-
-
-def landlock_allow(ruleset: int, path: str, access: int) -> None:
-    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    if not os.path.isdir(path):
-        access &= _FILE_BITS
-    rule = struct.pack("=Qi", access, fd)
-    _check(_libc.syscall(445, ruleset, 1, rule, ctypes.c_uint32(0)), f"landlock_add_rule {path}")
-    os.close(fd)
+    for paths, access in ((readable, _READ), (writable, ~_NEVER)):
+        for path in paths:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            allowed = access & handled if os.path.isdir(path) else access & handled & _FILE_BITS
+            rule = struct.pack("=Qi", allowed, fd)
+            _check(_libc.syscall(445, ruleset, 1, rule, ctypes.c_uint32(0)), f"landlock_add_rule {path}")
+            os.close(fd)
+    _check(_libc.syscall(446, ruleset, ctypes.c_uint32(0)), "landlock_restrict_self")
+    os.close(ruleset)
+    return True
 
 
 # ---- seccomp -----------------------------------------------------------------------------------------------------
 
 _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 # name -> number on (x86_64, aarch64); None where the call does not exist
-_CALLS: dict[str, tuple[int | None, int]] = {
+_CALLS = {
     "acct": (163, 89), "add_key": (248, 217), "adjtimex": (159, 171), "bpf": (321, 280), "chroot": (161, 51),
     "clock_adjtime": (305, 266), "clock_settime": (227, 112), "delete_module": (176, 106), "execve": (59, 221),
     "execveat": (322, 281), "fanotify_init": (300, 262), "finit_module": (313, 273), "fsconfig": (431, 431),
     "fsmount": (432, 432), "fsopen": (430, 430), "fspick": (433, 433), "init_module": (175, 105),
     "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "io_uring_setup": (425, 425),
     "kcmp": (312, 272), "kexec_file_load": (320, 294), "kexec_load": (246, 104), "keyctl": (250, 219),
-    "landlock_restrict_self": (446, 446), "lookup_dcookie": (212, 18), "memfd_create": (319, 279),
+    "lookup_dcookie": (212, 18), "memfd_create": (319, 279),
     "memfd_secret": (447, 447), "mount": (165, 40), "mount_setattr": (442, 442), "move_mount": (429, 429),
     "move_pages": (279, 239), "mq_open": (240, 180), "msgget": (68, 186), "name_to_handle_at": (303, 264),
     "open_by_handle_at": (304, 265), "open_tree": (428, 428), "perf_event_open": (298, 241),
     "personality": (135, 92), "pidfd_getfd": (438, 438), "pidfd_open": (434, 434), "pivot_root": (155, 41),
     "process_madvise": (440, 440), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
     "ptrace": (101, 117), "quotactl": (179, 60), "reboot": (169, 142), "request_key": (249, 218),
-    "semget": (64, 190), "setdomainname": (171, 162), "sethostname": (170, 161), "setns": (308, 268),
+    "semget": (64, 190), "setdomainname": (171, 162), "sethostname": (170, 161),
     "settimeofday": (164, 170), "shmget": (29, 194), "swapoff": (168, 225), "swapon": (167, 224),
-    "syslog": (103, 116), "umount2": (166, 39), "unshare": (272, 97), "userfaultfd": (323, 282),
+    "syslog": (103, 116), "umount2": (166, 39), "userfaultfd": (323, 282),
     "vhangup": (153, 58), "seccomp": (317, 277),
 }  # fmt: skip
 _NETWORK = {"connect": (42, 203), "bind": (49, 200), "listen": (50, 201), "sendmsg": (46, 211), "sendmmsg": (307, 269)}
@@ -199,79 +194,72 @@ _SIGNALS = {
     "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424, 424),
 }  # fmt: skip
 _CLONE, _CLONE3, _SOCKET, _SENDTO = (56, 220), (435, 435), (41, 198), (44, 206)
+_UNSHARE, _SETNS = (272, 97), (308, 268)
 _LD, _JEQ, _JGE, _JSET, _RET = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _EPERM, _ENOSYS, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
+Code = list[tuple[int, int, int, int]]
 
 
-def seccomp_program(*, namespaces: bool, forks: bool) -> bytes:
-    """A filter that refuses (EPERM) what no honest program needs.
+def _column() -> int:
+    if _MACHINE not in _ARCH:
+        raise OSError(f"no seccomp filter is known for {_MACHINE}")
+    return list(_ARCH).index(_MACHINE)
 
-    namespaces: the network and the processes of the host are out of sight; without them connections and signals
-    are refused here. forks: something counts processes (the pids cgroup); without it only threads may start.
-    """
-    column = {"x86_64": 0, "aarch64": 1}[_MACHINE]
-    denied = dict(_CALLS)
-    if not namespaces:
-        denied |= _NETWORK | _SIGNALS
-    if not forks:
-        denied |= _FORKS
-    code: list[tuple[int, int, int, int]] = [(_LD, 0, 0, 4), (_JEQ, 1, 0, _ARCH[_MACHINE]), (_RET, 0, 0, _KILL)]
-    code += [(_LD, 0, 0, 0)]
+
+def _refuse(calls: Mapping[str, tuple[int | None, int | None]]) -> Code:
+    numbers = [pair[_column()] for pair in calls.values()]
+    return [step for n in numbers if n is not None for step in ((_JEQ, 0, 1, n), (_RET, 0, 0, _EPERM))]
+
+
+def _with_argument(numbers: tuple[int, int], argument: int, tests: Code) -> Code:
+    """`tests` on one argument of a call (its low half); the call is allowed where they end."""
+    body = [(_LD, 0, 0, 16 + 8 * argument), *tests, (_RET, 0, 0, _ALLOW)]
+    return [(_JEQ, 0, len(body), numbers[_column()]), *body]
+
+
+def base_filter() -> Code:
+    """For server and children: refuses (EPERM) what no honest program needs."""
+    code = _refuse(_CALLS)
+    code += [(_JEQ, 0, 1, _CLONE3[_column()]), (_RET, 0, 0, _ENOSYS)]  # the C library falls back to clone
+    code += _with_argument(_CLONE, 0, [(_JSET, 0, 1, _CLONE_NEW_ANY), (_RET, 0, 0, _EPERM)])
+    only_pid = [(_JEQ, 1, 0, CLONE_NEWPID), (_RET, 0, 0, _EPERM)]  # which also takes a capability that children lack
+    code += _with_argument(_UNSHARE, 0, only_pid) + _with_argument(_SETNS, 1, only_pid)
+    families = [(_JEQ, 3, 0, 1), (_JEQ, 2, 0, 2), (_JEQ, 1, 0, 10), (_RET, 0, 0, _EPERM)]
+    return code + _with_argument(_SOCKET, 0, families)  # unix, inet, inet6: vsock and the like are not namespaced
+
+
+def child_filter(*, network: bool, forks: bool) -> Code:
+    """For children only. network: the host's network and processes are in reach, so connections and signals are
+    refused; forks: nothing counts processes, so only threads may start."""
+    code: Code = []
+    if network:
+        code += _refuse(_NETWORK | _SIGNALS)
+        address = [(_JEQ, 0, 2, 0), (_LD, 0, 0, 52), (_JEQ, 1, 0, 0), (_RET, 0, 0, _EPERM)]
+        code += _with_argument(_SENDTO, 4, address)
+    if forks:
+        code += _refuse(_FORKS)
+        code += _with_argument(_CLONE, 0, [(_JSET, 1, 0, _CLONE_THREAD), (_RET, 0, 0, _EPERM)])
+    return code
+
+
+def install(code: Code) -> None:
+    start = [(_LD, 0, 0, 4), (_JEQ, 1, 0, _ARCH[_MACHINE]), (_RET, 0, 0, _KILL), (_LD, 0, 0, 0)]
     if _MACHINE == "x86_64":
-        code += [(_JGE, 0, 1, 0x40000000), (_RET, 0, 0, _EPERM)]
-    for numbers in denied.values():
-        number = numbers[column]
-        if number is not None:
-            code += [(_JEQ, 0, 1, number), (_RET, 0, 0, _EPERM)]
-    code += [(_JEQ, 0, 1, _CLONE3[column]), (_RET, 0, 0, _ENOSYS)]
-    clone_flags = [(_LD, 0, 0, 16), (_JSET, 0, 1, _CLONE_NEW_ANY), (_RET, 0, 0, _EPERM)]
-    if not forks:
-        clone_flags += [(_JSET, 1, 0, _CLONE_THREAD), (_RET, 0, 0, _EPERM)]
-    clone_flags += [(_RET, 0, 0, _ALLOW)]
-    code += [(_JEQ, 0, len(clone_flags), _CLONE[column]), *clone_flags]
-    families = [(_LD, 0, 0, 16), (_JEQ, 3, 0, 1), (_JEQ, 2, 0, 2), (_JEQ, 1, 0, 10), (_RET, 0, 0, _EPERM)]
-    families += [(_RET, 0, 0, _ALLOW)]  # AF_UNIX, AF_INET, AF_INET6; vsock, netlink and the like are not namespaced
-    code += [(_JEQ, 0, len(families), _SOCKET[column]), *families]
-    if not namespaces:  # sendto with an address
-        address = [(_LD, 0, 0, 48), (_JEQ, 0, 2, 0), (_LD, 0, 0, 52), (_JEQ, 1, 0, 0), (_RET, 0, 0, _EPERM)]
-        code += [(_JEQ, 0, len(address) + 1, _SENDTO[column]), *address, (_RET, 0, 0, _ALLOW)]
-    code += [(_RET, 0, 0, _ALLOW)]
-    return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
+        start += [(_JGE, 0, 1, 0x40000000), (_RET, 0, 0, _EPERM)]
+    steps = [*start, *code, (_RET, 0, 0, _ALLOW)]
+    program = _Filter(len(steps), b"".join(struct.pack("HBBI", *step) for step in steps))
+    _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0), "prctl(SECCOMP)")
 
 
 class _Filter(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
 
 
-# ---- one program's confinement -----------------------------------------------------------------------------------
+# ---- users and limits ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Confinement:
-    """What a forked child does to itself before it runs a program, prepared once by the server."""
-
-    ruleset: int | None
-    """Landlock rule set, None without."""
-    seccomp: bytes | None
-    user: int | None
-    """Becomes this user, None: keeps its own."""
-    drop_capabilities: bool
-    has_scratch: bool
-
-    def apply(self, cpu_s: int) -> None:
-        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
-        if self.user is not None:
-            os.setgroups([])
-            os.setresgid(self.user, self.user, self.user)
-            os.setresuid(self.user, self.user, self.user)
-        elif self.drop_capabilities:
-            _check(_libc.capset(struct.pack("Ii", 0x20080522, 0), bytes(24)), "capset")
-        if self.ruleset is not None:
-            _check(_libc.syscall(446, self.ruleset, ctypes.c_uint32(0)), "landlock_restrict_self")
-        if self.seccomp is not None:
-            program = _Filter(len(self.seccomp) // 8, self.seccomp)
-            args = _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0
-            _check(_libc.prctl(*args), "prctl(SECCOMP)")
+def drop_capabilities(kept: int = 0) -> None:
+    _check(_libc.capset(struct.pack("Ii", 0x20080522, 0), struct.pack("6I", kept, kept, 0, 0, 0, 0)), "capset")
 
 
 def set_limits() -> None:
@@ -284,3 +272,24 @@ def set_limits() -> None:
         (resource.RLIMIT_MEMLOCK, 0),
     ):
         resource.setrlimit(name, (value, value))
+
+
+class Confinement(NamedTuple):
+    """What is left for each child to do to itself; all else it inherits from the server."""
+
+    home: str
+    user: int | None
+    """A real change of user, which also ends all capabilities; None keeps the server's."""
+    capabilities: bool
+    """Some are left to be dropped."""
+    filter: Code
+
+    def apply(self, cpu_s: int) -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+        if self.user is not None:
+            os.setresuid(self.user, self.user, self.user)
+        elif self.capabilities:
+            drop_capabilities()
+        os.chdir(self.home)
+        if self.filter:
+            install(self.filter)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -24,12 +23,16 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from slmgrpo.errors import RunError
-from slmgrpo.rewards import cgroup, jail, judge, zygote
+from slmgrpo.rewards import cgroup, jail, zygote
+from slmgrpo.rewards.codec import Channel, NotPlain
+from slmgrpo.rewards.judge import TEXT
 
 Mode = Literal["strict", "best", "off"]
 TestKind = Literal["asserts", "check", "stdio"]
 MAX_STDOUT: Final = 1 << 20
 GRACE_S: Final = 5.0
+REPORT_S: Final = 0.5
+START_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ class Sandbox:
                 self._launch(number)
                 self.rung = RUNGS[number]
                 return self.rung
-            except (OSError, ServerDied, judge.NotPlain, TimeoutError, ValueError) as error:
+            except (OSError, ServerDied, NotPlain, TimeoutError, ValueError) as error:
                 self.refusals.append(f"rung {number} ({RUNGS[number].name}): {str(error) or type(error).__name__}")
                 self.close()
         raise RunError(
@@ -144,12 +147,12 @@ class Sandbox:
         root = str(Path(__file__).parents[2])
         code = "import sys; sys.path.insert(0, sys.argv[2]); from slmgrpo.rewards import zygote; zygote.start()"
         config = json.dumps({"rung": number, "servers": servers})
-        environment = {"PYTHONHASHSEED": "0"}
+        environment = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "LC_ALL": "C"}
         if "LD_LIBRARY_PATH" in os.environ:
             environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
         try:
             self._process = subprocess.Popen(
-                [self.python, "-S", "-s", "-P", "-c", code, config, root],
+                [self.python, "-S", "-s", "-P", "-X", "no_debug_ranges", "-c", code, config, root],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -161,12 +164,11 @@ class Sandbox:
             for end in theirs:
                 end.close()
             for end in ours:
-                hello = judge.read_frame(end.fileno(), time.monotonic() + 30)
-                if hello is None:
+                problem = Channel(os.dup(end.fileno())).read(START_S)
+                if problem is None:
                     raise ServerDied("the fork server ended while it started")
-                answer = json.loads(hello)
-                if not answer["ok"]:
-                    raise ServerDied(answer["why"])
+                if problem:
+                    raise ServerDied(problem.decode())
         except BaseException:
             for end in ours:
                 end.close()
@@ -201,40 +203,39 @@ class Sandbox:
         assert self._programs is not None and self._tests is not None
         total = len(task["tests"])
         deadline = time.monotonic() + limits.wall_s
-        worker_end, judge_end = socket.socketpair()
-        ours, report = socket.socketpair()
         cpu_s = int(limits.wall_s) + 2
-        answer = None
+        worker, judge = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        to_worker, to_judge = Channel(os.dup(judge.fileno())), Channel(ours.detach())
+        answer, late = None, False
         try:
+            self._begin(self._programs, b"P", cpu_s, worker)
+            self._begin(self._tests, b"T", cpu_s, judge, theirs)
+            for end in (worker, judge, theirs):
+                end.close()
             try:
-                self._begin(self._programs, b"P", cpu_s, worker_end)
-                self._begin(self._tests, b"T", cpu_s, judge_end, report)
-                worker_end.close()
-                report.close()
-                judge_end.settimeout(limits.wall_s)
-                ours.settimeout(limits.wall_s)
-                judge_end.sendall(_frame(program))
-                judge_end.close()
-                ours.sendall(_frame({**task, "call_s": limits.call_s}))
-                answer = judge.read_frame(ours.fileno(), deadline)
-                late = False
+                to_worker.write(program.encode(*TEXT), limits.wall_s)
+                to_worker.close()
+                full = {**task, "call_s": limits.call_s, "deadline": deadline}
+                to_judge.write(json.dumps(full).encode(), limits.wall_s)
+                answer = to_judge.read(max(0.0, deadline - time.monotonic()) + REPORT_S)
             except TimeoutError:
                 late = True
-            except (ConnectionError, judge.NotPlain):
-                late = False
+            except (ConnectionError, NotPlain):
+                pass
             self._end(self._programs)
             self._end(self._tests)
         except ServerDied as error:
             self.close()
             return Outcome("error", 0, total, str(error), rung.number)
         finally:
-            for end in (worker_end, judge_end, ours, report):
+            for end in (worker, judge, theirs, to_worker, to_judge):
                 end.close()
         if late:
             return Outcome("timeout", 0, total, f"not finished after {limits.wall_s:g} s", rung.number)
         if answer is None:
             return Outcome("no_report", 0, total, "the judge ended without a report", rung.number)
-        status, passed, _, why = json.loads(answer)
+        status, passed, why = json.loads(answer)
         return Outcome(status, passed, total, why, rung.number)
 
     def _begin(self, control: socket.socket, kind: bytes, cpu_s: int, *ends: socket.socket | int) -> None:
@@ -263,7 +264,7 @@ class Sandbox:
         passed, why = 0, ""
         deadline = time.monotonic() + limits.wall_s
         for number, test in enumerate(tests, 1):
-            left = min(limits.call_s, deadline - time.monotonic())
+            left = max(0.001, min(limits.call_s, deadline - time.monotonic()))
             try:
                 status, printed = self._run_once(program, test["input"], left)
             except ServerDied as error:
@@ -285,37 +286,28 @@ class Sandbox:
         return Outcome("passed" if passed == len(tests) else "failed", passed, len(tests), why, rung.number)
 
     def _run_once(self, program: str, text: str, seconds: float) -> tuple[int | None, bytes]:
+        """Wait status (None: not ended in time) and output of a program that reads stdin."""
         assert self._programs is not None
-        ours, channel = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        channel = Channel(ours.detach())
         stdin, stdout = os.memfd_create("stdin"), os.memfd_create("stdout")
+        ended = False
         try:
-            with open(os.dup(stdin), "wb") as file:
-                file.write(text.encode("utf-8", "surrogateescape"))
-            os.lseek(stdin, 0, os.SEEK_SET)
-            self._begin(self._programs, b"M", int(seconds) + 2, channel, stdin, stdout)
-            channel.close()
-            ended = True
-            try:
-                ours.settimeout(max(0.001, seconds))
-                ours.sendall(_frame(program))
-                poll = select.poll()
-                poll.register(ours, select.POLLIN)
-                ended = bool(poll.poll(max(0.0, seconds) * 1000))
-            except (TimeoutError, ConnectionError):
-                ended = False
+            os.pwrite(stdin, text.encode("utf-8", "surrogateescape"), 0)
+            self._begin(self._programs, b"M", int(seconds) + 2, theirs, stdin, stdout)
+            theirs.close()
+            with suppress(TimeoutError, NotPlain):
+                with suppress(ConnectionError):
+                    channel.write(program.encode(*TEXT), seconds)
+                ended = channel.read(seconds) is None
             status, _, _ = self._end(self._programs)
             printed = os.pread(stdout, MAX_STDOUT + 1, 0)
         finally:
-            for end in (ours, channel):
-                end.close()
+            channel.close()
+            theirs.close()
             os.close(stdin)
             os.close(stdout)
         return (status if ended else None), printed
-
-
-def _frame(value: object) -> bytes:
-    data = json.dumps(value).encode()
-    return len(data).to_bytes(4, "big") + data
 
 
 def same_output(printed: bytes, expected: str) -> bool:

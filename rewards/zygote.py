@@ -5,70 +5,100 @@ Two servers run, one for programs and one for tests; each reads requests from it
 START (child kind, CPU seconds, file descriptors) forks, END kills, reaps, empties the scratch folder and answers.
 """
 
+# pathlib would be one more import:
+# ruff: noqa: PTH106, PTH120, PTH123, PTH208
 from __future__ import annotations
 
+import _socket
 import contextlib
 import gc
 import json
 import os
 import signal
-import socket
 import struct
 import sys
 from typing import Final, NoReturn
 
 from slmgrpo.rewards import jail, judge
+from slmgrpo.rewards.codec import Channel
 
 START: Final = struct.Struct("=ci")
 RESULT: Final = struct.Struct("=iii")
 END: Final = b"E"
 FIRST_FD: Final = 40
-WARM: Final = ["abc", "array", "bisect", "cmath", "collections.abc", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math", "numbers", "operator", "random", "re", "statistics", "string", "struct", "textwrap", "time", "typing"]
+MAX_FDS: Final = 3
+WARM: Final = [
+    "math", "typing", "re", "collections", "itertools", "functools", "heapq", "bisect", "copy", "string", "operator",
+]  # fmt: skip
 
 
 def start() -> None:
-    """Entry point: `python -S -s -P -c ... CONFIG`; config names the rung and the inherited control sockets."""
+    """Entry point: `python -S -s -P -c ... CONFIG ROOT`; config holds the rung and, for each server, its control
+    socket and its cgroups."""
     sys.path[:] = [path for path in sys.path if path != sys.argv[2]]
     config = json.loads(sys.argv[1])
     os.environ.clear()
-    servers, waiting = [], {fd for fd, _ in config["servers"]}
-    for fd, group in config["servers"]:
-        waiting.remove(fd)
+    servers = []
+    for fd, groups in config["servers"]:
+        servers.append((os.dup(fd), groups))  # the lowest free number: children close what is below FIRST_FD
+        os.close(fd)
+    started = []
+    while servers:
+        fd, groups = servers.pop()
         pid = os.fork()
         if pid == 0:
-            for other in waiting:
+            for other, _ in servers:
                 os.close(other)
-            _server(socket.socket(fileno=fd), config["rung"], group)
-        servers.append(pid)
+            _server(_socket.socket(fileno=fd), config["rung"], groups)
+        started.append(pid)
         os.close(fd)
-    for pid in servers:
+    for pid in started:
         os.waitpid(pid, 0)
-    for _, group in config["servers"]:
-        for folder in group:
+    for _, groups in config["servers"]:
+        for folder in groups:
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
 
 
-def _server(control: socket.socket, rung: int, group: list[str]) -> None:
+def _server(control: _socket.socket, rung: int, groups: list[str]) -> NoReturn:
+    """One server; where there are namespaces, below a keeper that empties its scratch folder."""
+    problem, keeper, prepared = b"", None, None
     try:
         os.setsid()
-        for folder in group:
+        for folder in groups:
             with open(f"{folder}/cgroup.procs", "w") as file:
                 file.write(str(os.getpid()))
+        proc = os.open("/proc", os.O_RDONLY)
         if rung <= 2:
             _enter_namespaces()
-            zygote = os.fork()
-            if zygote:
+            jail.private_root()
+            ours, keeper = _socket.socketpair()
+            if os.fork():
                 control.close()
-                os.waitpid(zygote, 0)
-                os._exit(0)
+                keeper.close()
+                _keep(ours)
+            ours.close()
             jail.die_with_parent()
-        server = _prepare(rung, bool(group))
-        judge.write_frame(control.fileno(), json.dumps({"ok": True}).encode())
+        prepared = _confine(rung, proc, counted=bool(groups))
     except BaseException as error:
-        judge.write_frame(control.fileno(), json.dumps({"ok": False, "why": f"{error}"}).encode())
+        problem = str(error).encode() or b"?"
+    try:
+        Channel(os.dup(control.fileno())).write(problem)
+        if prepared is not None:
+            _serve(control, keeper, *prepared)
+    finally:
         os._exit(1)
-    _serve(control, *server)
+
+
+def _keep(server: _socket.socket) -> NoReturn:
+    """Empties the scratch folder whenever the server asks, which may not mount anything itself."""
+    try:
+        while server.recv(1):
+            jail.remount_scratch()
+            server.sendall(b"x")
+        os.wait()
+    finally:
+        os._exit(0)
 
 
 def _enter_namespaces() -> None:
@@ -107,32 +137,34 @@ def _map_ids(pid: int, users: str, groups: str, *, deny_groups: bool) -> None:
             file.write(text)
 
 
-def _prepare(rung: int, counted: bool) -> tuple[jail.Confinement, int | None]:
-    """Confinement of the children, and this server's own pid namespace where each child gets one."""
+def _confine(rung: int, proc: int, *, counted: bool) -> tuple[jail.Confinement, int | None]:
+    """Confines this server, which its children inherit; what is left for them, and the server's own pid namespace."""
     for name in WARM:
         __import__(name)
-    compile("def f(x: int) -> list[int]:\n    return [x for _ in 'a']\n", "warm", "exec")
-    own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY) if rung <= 2 else None
-    readable = [*jail.interpreter_paths(), "/dev/null", "/dev/zero", "/dev/urandom"]
-    if rung <= 2:
-        jail.private_root()
-        jail.mount_scratch()
-        readable = ["/"]
-    jail.no_new_privileges()
+    judge.rehearse()
+    own_namespace = os.open("self/ns/pid", os.O_RDONLY, dir_fd=proc) if rung <= 2 else None
+    os.close(proc)
+    os.dup2(os.open("/dev/null", os.O_RDWR), 2)
+    user = jail.NOBODY if os.getuid() == 0 and (rung <= 2 or _nobody_can_read()) else None
+    if user is not None:
+        os.setgroups([])
+        os.setresgid(user, user, user)
+    if rung <= 4:
+        jail.no_new_privileges()
+        kept = jail.CAP_SYS_ADMIN if rung <= 2 else 0
+        jail.drop_capabilities(kept | (jail.CAP_SETUID | jail.CAP_KILL if user is not None else 0))
     jail.set_limits()
-    ruleset = jail.landlock_ruleset(readable, [jail.SCRATCH] if rung <= 2 else []) if rung <= 3 else None
-    if rung == 3 and ruleset is None:
+    if rung <= 2:
+        jail.landlock(["/"], [os.path.dirname(jail.SCRATCH)])
+    elif rung == 3 and not jail.landlock([*jail.interpreter_paths(), "/dev/null", "/dev/zero", "/dev/urandom"], []):
         raise OSError("the kernel has no Landlock")
-    confinement = jail.Confinement(
-        ruleset=ruleset,
-        seccomp=jail.seccomp_program(namespaces=rung <= 2, forks=counted) if rung <= 4 else None,
-        user=jail.NOBODY if os.getuid() == 0 and (rung <= 2 or (rung == 3 and _nobody_can_read())) else None,
-        drop_capabilities=rung <= 3,
-        has_scratch=rung <= 2,
-    )
+    rules: jail.Code = []
+    if rung <= 4:
+        jail.install(jail.base_filter())
+        rules = jail.child_filter(network=rung > 2, forks=not counted)
     gc.collect()
     gc.freeze()
-    return confinement, own_namespace
+    return jail.Confinement(jail.SCRATCH if rung <= 2 else "/", user, rung <= 2, rules), own_namespace
 
 
 def _nobody_can_read() -> bool:
@@ -147,13 +179,15 @@ def _nobody_can_read() -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
-def _serve(control: socket.socket, confinement: jail.Confinement, own_namespace: int | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    clean = jail.scratch_times() if own_namespace is not None else None
+def _serve(
+    control: _socket.socket, keeper: _socket.socket | None, confinement: jail.Confinement, own_namespace: int | None
+) -> NoReturn:
+    clean = jail.scratch_times() if keeper else None
     while True:
-        message, fds, _, _ = socket.recv_fds(control, START.size, 4)
+        message, extra, _, _ = control.recvmsg(START.size, _socket.CMSG_SPACE(4 * MAX_FDS))
         if len(message) != START.size:
             os._exit(0)
+        fds = [fd for _, _, data in extra for (fd,) in struct.iter_unpack("i", data)]
         kind, cpu_s = START.unpack(message)
         if own_namespace is not None:
             jail.unshare(jail.CLONE_NEWPID, "unshare(pid)")
@@ -169,11 +203,12 @@ def _serve(control: socket.socket, confinement: jail.Confinement, own_namespace:
         _, status, usage = os.wait4(child, 0)
         if not ended:
             os._exit(0)
-        if clean is not None and jail.scratch_times() != clean:
-            clean = jail.remount_scratch()
-            if confinement.ruleset is not None:
-                jail.landlock_allow_scratch(confinement.ruleset)
-        control.sendall(RESULT.pack(status, int(usage.ru_maxrss), int((usage.ru_utime + usage.ru_stime) * 1000)))
+        if keeper and jail.scratch_times() != clean:
+            keeper.sendall(b"x")
+            if not keeper.recv(1):
+                os._exit(1)
+            clean = jail.scratch_times()
+        control.sendall(RESULT.pack(status, int(usage.ru_maxrss), int((usage.ru_utime + usage.ru_stime) * 1e6)))
 
 
 def _child(kind: bytes, cpu_s: int, fds: list[int], confinement: jail.Confinement) -> NoReturn:
@@ -181,19 +216,19 @@ def _child(kind: bytes, cpu_s: int, fds: list[int], confinement: jail.Confinemen
     status = 1
     try:
         os.setsid()
-        os.chdir(jail.SCRATCH if confinement.has_scratch else "/")
         for number, fd in enumerate(fds):
             os.dup2(fd, FIRST_FD + number)
         confinement.apply(cpu_s)
         os.closerange(3, FIRST_FD)
         os.closerange(FIRST_FD + len(fds), jail.FILES)
+        first = Channel(FIRST_FD)
         if kind == b"P":
-            judge.run_worker(FIRST_FD)
+            judge.run_worker(first)
         elif kind == b"T":
-            judge.run_judge(FIRST_FD, FIRST_FD + 1)
+            judge.run_judge(first, Channel(FIRST_FD + 1))
         else:
             os.dup2(FIRST_FD + 1, 0)
             os.dup2(FIRST_FD + 2, 1)
-            status = judge.run_main(json.loads(judge.read_frame(FIRST_FD) or b'""'))
+            status = judge.run_main(first)
     finally:
         os._exit(status)
