@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slmgrpo.data import Rows, load_sources
-from slmgrpo.errors import RecipeError
+from slmgrpo.errors import PlanError, RecipeError, RunError
 from slmgrpo.prompts import columns
 from slmgrpo.recipe import Recipe, Source
 from slmgrpo.rewards.base import Reward, load_rewards
+from slmgrpo.rewards.sandbox import Rung, probe
 
 
 def rules_of(recipe: Recipe, source: Source, base: Path) -> tuple[Reward, ...]:
@@ -25,3 +26,13 @@ def rows_of(sources: Sequence[Source], rules: Sequence[Sequence[Reward]], recipe
     read = columns(recipe.prompt)
     needs = {id(s): read.union(*(r.columns for r in own)) for s, own in zip(sources, rules, strict=True)}
     return load_sources(sources, base=base, need=lambda source: needs[id(source)])
+
+
+def sandbox_of(recipe: Recipe, rules: Sequence[Sequence[Reward]]) -> Rung | None:
+    """The sandbox that this machine gives rules on code, found by running a program in it; None without such rules."""
+    if not any(reward.use.startswith("code.") for own in rules for reward in own):
+        return None
+    try:
+        return probe(recipe.grading.sandbox)
+    except RunError as error:
+        raise PlanError(f"grading.sandbox={recipe.grading.sandbox}: {error}") from None

@@ -93,14 +93,11 @@ class RunDir:
             sums = {f.relative_to(partial).as_posix(): sha256(f) for f in sorted(partial.rglob("*")) if f.is_file()}
             write_text(partial / MANIFEST, json.dumps({"step": step, "sha256": sums}, indent=2) + "\n")
             partial.rename(final)
-        except OSError as error:
+        except Exception as error:  # a full disk is an OSError here, but not in safetensors and torch.save
             shutil.rmtree(partial, ignore_errors=True)
             kept = self.latest_checkpoint()[0]
             state = f"the last good checkpoint is {kept}" if kept else "no checkpoint was saved yet"
-            raise RunError(
-                f"{final}: could not be written ({error.strerror or error}); {state}. Free some space, then "
-                f"`slmgrpo train --resume {self.path}`"
-            ) from error
+            raise RunError(f"{final}: could not be written ({error}); {state}; is the disk full?") from error
         for old in self.steps()[:-keep]:
             shutil.rmtree(self.checkpoints / f"step_{old}")
         return final

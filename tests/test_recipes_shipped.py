@@ -164,20 +164,23 @@ def test_a_wrong_answer_never_outscores_a_right_one(name: str) -> None:
         assert best_wrong < worst_right
 
 
-def test_the_readmes_new_domain_works_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from slmgrpo.rewards.base import load_rewards
-
-    monkeypatch.chdir(tmp_path)
+def test_the_readmes_new_domain_works_as_written(tmp_path: Path) -> None:
     readme = (packaged_recipes()["quickstart"].parent / "README.md").read_text()
     for name, text in re.findall(r"```\w+\n# (\S+)\n(.*?)```", readme, re.DOTALL):
-        Path(name).write_text(text)
-    subprocess.run([sys.executable, "make_data.py"], check=True)
-    loaded = load("last_digit.yaml")
-    assert plan(loaded).rows == 160
-    (reward,) = load_rewards(loaded.recipe.rewards, base=loaded.base)
-    assert reward.is_correctness
-    assert reward.judge("", r"\boxed{33}", columns={"answer": "43"}).value == 1.0
-    assert reward.judge("", r"\boxed{34}", columns={"answer": "43"}).value == 0.0
+        (tmp_path / name).write_text(text)
+    commands = [line.strip() for line in readme.split("\nThen:\n")[1].splitlines() if line.startswith("    ")]
+    assert [command.split()[:2] for command in commands[1:]] == [
+        ["slmgrpo", "check"],
+        ["slmgrpo", "reward"],
+        ["slmgrpo", "train"],
+    ]
+    programs = {"python": [sys.executable], "slmgrpo": [sys.executable, "-m", "slmgrpo"]}
+    for command in commands:
+        program, *arguments = command.split()
+        done = subprocess.run([*programs[program], *arguments], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    (run,) = (tmp_path / "runs").iterdir()
+    assert (run / "eval" / "step_20" / "heldout" / "scores.json").is_file()
 
 
 def test_the_readme_names_every_shipped_recipe() -> None:

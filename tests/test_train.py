@@ -149,6 +149,21 @@ def test_a_used_directory_is_refused(finished: tuple[Path, str], tmp_path: Path)
     assert f"slmgrpo train --resume {run}" in done.stderr
 
 
+def test_a_full_disk_ends_the_run_with_exit_1_and_a_later_resume_works(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [*SLMGRPO, "train", "quickstart", *SMALL, *HELDOUT, "--out", str(run)]
+    limit = "import resource, sys, os; resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)); "
+    full = [sys.executable, "-c", limit + "os.execv(sys.argv[1], sys.argv[1:])", *command]
+    done = subprocess.run(full, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "checkpoints/step_2: could not be written" in done.stderr
+    assert f"slmgrpo train --resume {run}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((run / "checkpoints").iterdir())
+    assert slmgrpo("train", "--resume", run, cwd=tmp_path).returncode == 0
+    assert [m["step"] for m in lines(run / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
 def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
     heavy = ("torch", "transformers", "trl", "datasets", "pandas", "unsloth", "peft")
     code = (
