@@ -6,9 +6,10 @@ Imports are few on purpose: each extension module and each touched page makes ev
 """
 
 # pathlib would be one more import:
-# ruff: noqa: PTH103, PTH106, PTH112, PTH114, PTH115, PTH116, PTH120, PTH211, PTH102
+# ruff: noqa: PTH208, PTH103, PTH106, PTH112, PTH114, PTH115, PTH116, PTH120, PTH211, PTH102
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -24,6 +25,7 @@ MEMORY_MB: Final = 1024
 GROUP_MEMORY_MB: Final = 768
 PIDS: Final = 48
 FILES: Final = 64
+THREADS: Final = 128
 FILE_MB: Final = 16
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -272,6 +274,19 @@ def set_limits() -> None:
         (resource.RLIMIT_MEMLOCK, 0),
     ):
         resource.setrlimit(name, (value, value))
+
+
+def limit_threads(proc: int, user: int | None) -> None:
+    """At most so many threads more than the user has now, all processes counted (the kernel counts no other way)."""
+    owner, count = os.getuid() if user is None else user, 0
+    for name in os.listdir(proc):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.stat(name, dir_fd=proc).st_uid == owner:
+                    folder = os.open(f"{name}/task", os.O_RDONLY, dir_fd=proc)
+                    count += len(os.listdir(folder))
+                    os.close(folder)
+    resource.setrlimit(resource.RLIMIT_NPROC, (count + THREADS, count + THREADS))
 
 
 class Confinement(NamedTuple):

@@ -8,6 +8,7 @@ program prints, patches, raises, exits with or writes to its channel can be no m
 from __future__ import annotations
 
 import _socket
+import atexit
 import builtins
 import collections
 import contextlib
@@ -70,7 +71,7 @@ def run_worker(channel: Channel) -> None:
             if name not in scope:
                 raise NameError(f"the program defines no {name}")
             result = scope[name](*arguments, **keywords)
-            if SCALARS.issuperset(map(type, arguments)) and not keywords or encode(call) == message:
+            if (not keywords and SCALARS.issuperset(map(type, arguments))) or encode(call) == message:
                 reply = encode(["returned", result, None])
             else:
                 reply = encode(["returned", result, [arguments, keywords]])
@@ -94,13 +95,21 @@ def run_main(channel: Channel) -> int:
         for thread in threading.enumerate():
             if not (thread.daemon or thread is threading.main_thread()):
                 thread.join()
-    sys.stdout.flush()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.__stdout__):
+        if stream is not None:
+            stream.flush()
     return status
 
 
 # ---- the tests' side ---------------------------------------------------------------------------------------------
 
 _MAPPINGS: Final = (dict, collections.OrderedDict, collections.Counter, collections.defaultdict)
+
+
+def _refill(old: Any, new: Any) -> None:
+    old.clear()
+    getattr(old, "update" if hasattr(old, "update") else "extend")(new)
 
 
 def _update(old: Any, new: Any) -> Any:
@@ -110,12 +119,9 @@ def _update(old: Any, new: Any) -> Any:
         old[:] = kept + new[len(kept) :]
     elif type(old) in _MAPPINGS and isinstance(new, dict):
         merged = [(key, _update(old[key], value) if key in old else value) for key, value in new.items()]
-        old.clear()
-        old.update(merged)
-    elif isinstance(old, (set, collections.deque, bytearray)) and type(new) is type(old):
-        old.clear()
-        grow = old.update if isinstance(old, set) else old.extend
-        grow(new)
+        _refill(old, dict(merged))
+    elif type(old) in (set, collections.deque, bytearray) and type(new) is type(old):
+        _refill(old, new)
     elif type(old) is tuple and type(new) is tuple and len(old) == len(new):
         for o, n in zip(old, new, strict=True):
             _update(o, n)

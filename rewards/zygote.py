@@ -71,6 +71,7 @@ def _server(control: _socket.socket, rung: int, groups: list[str]) -> NoReturn:
         proc = os.open("/proc", os.O_RDONLY)
         if rung <= 2:
             _enter_namespaces()
+            jail.die_with_parent()
             jail.private_root()
             ours, keeper = _socket.socketpair()
             if os.fork():
@@ -78,7 +79,6 @@ def _server(control: _socket.socket, rung: int, groups: list[str]) -> NoReturn:
                 keeper.close()
                 _keep(ours)
             ours.close()
-            jail.die_with_parent()
         prepared = _confine(rung, proc, counted=bool(groups))
     except BaseException as error:
         problem = str(error).encode() or b"?"
@@ -143,7 +143,6 @@ def _confine(rung: int, proc: int, *, counted: bool) -> tuple[jail.Confinement, 
         __import__(name)
     judge.rehearse()
     own_namespace = os.open("self/ns/pid", os.O_RDONLY, dir_fd=proc) if rung <= 2 else None
-    os.close(proc)
     os.dup2(os.open("/dev/null", os.O_RDWR), 2)
     user = jail.NOBODY if os.getuid() == 0 and (rung <= 2 or _nobody_can_read()) else None
     if user is not None:
@@ -153,7 +152,11 @@ def _confine(rung: int, proc: int, *, counted: bool) -> tuple[jail.Confinement, 
         jail.no_new_privileges()
         kept = jail.CAP_SYS_ADMIN if rung <= 2 else 0
         jail.drop_capabilities(kept | (jail.CAP_SETUID | jail.CAP_KILL if user is not None else 0))
+    jail.die_with_parent()  # a change of user or capabilities forgets it
     jail.set_limits()
+    if not counted and rung <= 4:
+        jail.limit_threads(proc, user)
+    os.close(proc)
     if rung <= 2:
         jail.landlock(["/"], [os.path.dirname(jail.SCRATCH)])
     elif rung == 3 and not jail.landlock([*jail.interpreter_paths(), "/dev/null", "/dev/zero", "/dev/urandom"], []):
