@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import functools
-import logging
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 from slmgrpo.rewards.latex import Tree, clean, symbols
 from slmgrpo.rewards.nodes import Based, Colons, Equation, Items, Matrix, Node, Odd, Scalar, Span, Words
 from slmgrpo.rewards.structure import read, text_key, words_key
+from slmgrpo.rewards.symbolic import MAX_CHARS, heavy, verified
 from slmgrpo.rewards.units import unit_of
 from slmgrpo.rewards.values import POINTS, Evaluator, TooLarge, Undefined, close, equal
 
-MAX_CHARS = 400
-"""Longer answers are compared as written and never parsed."""
-MAX_NESTING = 12
-"""Deeper brackets do not go to math-verify: its time doubles with every nested \\frac."""
 MAX_ITEMS = 40
 LOOSE = ("", "{}")
 """Brackets that leave the order open."""
@@ -29,10 +24,14 @@ _INTEGER = re.compile(r"[-+]?[0-9]{1,30}")
 
 @dataclass(frozen=True, slots=True)
 class Equality:
-    """same: True, False, or None where the gold cannot be read and the answer is not its copy."""
+    """same: True, False, or None where the gold cannot be read and the answer is not its copy.
+
+    late: math-verify was stopped; the answer counts as different.
+    """
 
     same: bool | None
     why: str
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,11 @@ def compare(gold: str, given: str) -> Equality:
             return Equality(False, f"cannot be evaluated ({type(error).__name__})")
         if same or not (_open(want.node) and _open(have.node)):
             return Equality(same, "equal value" if same else "another value")
-    return _by_math_verify(want, have)
+    if reason := heavy(have.raw):
+        return Equality(False, reason)
+    if reason := heavy(want.raw):
+        return Equality(None, f"the gold answer is {reason}")
+    return Equality(*verified(want.raw, have.raw))
 
 
 def _open(node: Node) -> bool:
@@ -260,58 +263,3 @@ def _proportional(a: Tree, b: Tree) -> bool:
             continue
         ratios.append(evaluate(("div", ("div", a, b), ("num", Fraction(1)))))
     return len(ratios) > 1 and all(close(ratios[0], ratio, decimal=False) for ratio in ratios[1:])
-
-
-_HEAVY = re.compile(
-    r"\^\s*\{[^{}]*\^\s*\{[^{}]*\^|\^\s*\{?\s*-?\d{4,}|\d{4,}\s*!|[})]\s*!|!\s*!|\d{40,}"
-    r"|\\(?:sum|prod|int|iint|lim|bigcup|bigcap|coprod)(?![a-zA-Z])|[eE]\d{4,}"
-)
-
-_SMALL_SUM = re.compile(r"\\(?:sum|prod)\s*_\s*\{\s*[a-z]\s*=\s*\d{1,2}\s*\}\s*\^\s*(?:\{\s*\d{1,2}\s*\}|\d)")
-
-
-def heavy(text: str) -> str:
-    """Why a text is not given to math-verify, or nothing: its time is exponential or unbounded in such texts."""
-    if len(text) > MAX_CHARS:
-        return f"longer than {MAX_CHARS} characters"
-    text = _SMALL_SUM.sub(" ", text)
-    depth = deepest = 0
-    for char in text:
-        depth += (char in "([{") - (char in ")]}")
-        deepest = max(deepest, depth)
-    if deepest > MAX_NESTING or text.count("\\frac") > MAX_NESTING:
-        return f"nested deeper than {MAX_NESTING}"
-    return "powers, factorials or sums too large to evaluate" if _HEAVY.search(text) else ""
-
-
-def _by_math_verify(want: Answer, have: Answer) -> Equality:
-    if reason := heavy(have.raw):
-        return Equality(False, reason)
-    if reason := heavy(want.raw):
-        return Equality(None, f"the gold answer is {reason}")
-    from math_verify import verify
-
-    gold = _parsed(want.raw)
-    if not gold:
-        return Equality(None, "the gold answer is no formula that can be read")
-    given = _parsed(have.raw)
-    if not given:
-        return Equality(False, "the answer is no formula that can be read")
-    same = bool(verify(gold, given, timeout_seconds=None))
-    return Equality(same, "equal by math-verify" if same else "not equal by math-verify")
-
-
-@functools.lru_cache(maxsize=8192)
-def _parsed(text: str) -> list[Any]:
-    """math-verify's reading of a boxed text, without its strings: those were compared before.
-
-    The limits of math-verify are alarms, which only work on a main thread and break timers of others; the guards
-    above and the pool's deadline stand in for them.
-    """
-    from math_verify import LatexExtractionConfig, parse
-
-    for name in ("math_verify.parser", "math_verify.grader"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    config = [LatexExtractionConfig(boxed_match_priority=0)]
-    found = parse(f"\\boxed{{{text}}}", extraction_config=config, extraction_mode="first_match", parsing_timeout=None)  # type: ignore[arg-type]
-    return [item for item in found if not isinstance(item, str)]

@@ -41,26 +41,29 @@ def correct(completion: str, answer: str, prompt: str = "", *, extract: Extract 
     `extract: lenient`, for eval, also takes what is announced without a box, as in "Answer: 5".
     """
     read = _read(completion, prompt, extract)
-    if isinstance(read, Verdict):
-        return read
-    equality = compare(str(answer).strip(), read)
-    shown = read if len(read) <= 200 else read[:197] + "..."
-    if equality.same is None:
-        return Verdict(None, "ungradeable", shown, equality.why)
-    if equality.same:
-        return Verdict(1.0, "correct", shown, equality.why)
-    return Verdict(0.0, "wrong", shown, equality.why)
+    return read if isinstance(read, Verdict) else _compared(str(answer).strip(), read)
 
 
 def _correct_quickly(completion: str, answer: str, prompt: str = "", *, extract: str = "box") -> Any:
     """`correct` where it is plain: nothing to read, the gold as written, whole numbers."""
     read = _read(completion, prompt, extract)
-    if isinstance(read, Verdict) or is_plain(str(answer).strip(), read):
-        return correct(completion, answer, prompt, extract=cast(Extract, extract))
-    return NotImplemented
+    if isinstance(read, Verdict):
+        return read
+    gold = str(answer).strip()
+    return _compared(gold, read) if is_plain(gold, read) else NotImplemented
 
 
 vars(correct).update(quick=_correct_quickly)
+
+
+def _compared(gold: str, read: str) -> Verdict:
+    equality = compare(gold, read)
+    shown = read if len(read) <= 200 else read[:197] + "..."
+    if equality.same is None:
+        return Verdict(None, "ungradeable", shown, equality.why)
+    if equality.same:
+        return Verdict(1.0, "correct", shown, equality.why)
+    return Verdict(0.0, "timeout" if equality.late else "wrong", shown, equality.why)
 
 
 def _read(completion: str, prompt: str, extract: str) -> str | Verdict:

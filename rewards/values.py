@@ -178,6 +178,8 @@ class Evaluator:
             return abs(a) if isinstance(a, Fraction) else abs(self.real(a))
         if name in ("floor", "ceil"):
             value = a if isinstance(a, Fraction) else ctx.re(self.real(a))
+            if self.log_size(value) > 100:
+                raise TooLarge(f"{name} of a huge number")
             return Fraction(int(ctx.floor(value) if name == "floor" else ctx.ceil(value)))
         value = self.real(a)
         if self.log_size(value) > 100 or abs(ctx.im(value)) > 700:
