@@ -102,36 +102,49 @@ def _keep(server: _socket.socket) -> NoReturn:
 
 
 def _enter_namespaces() -> None:
-    user, group = os.getuid(), os.getgid()
+    """New user, mount, net, ipc, uts and pid namespaces; root that may not have a new user one keeps its own."""
     kinds = jail.CLONE_NEWNS | jail.CLONE_NEWNET | jail.CLONE_NEWIPC | jail.CLONE_NEWUTS | jail.CLONE_NEWPID
-    if user != 0:
-        jail.unshare(kinds | jail.CLONE_NEWUSER, "unshare(user, mount, net, ipc, uts, pid)")
-        _map_ids(os.getpid(), f"{jail.NOBODY} {user} 1", f"{jail.NOBODY} {group} 1", deny_groups=True)
+    step = "unshare(user, mount, net, ipc, uts, pid)"
+    server, user, group = os.getpid(), os.getuid(), os.getgid()
+    maps = [_own_map("uid_map"), _own_map("gid_map")]
+    if user != 0 or not all(any(first <= jail.NOBODY < first + count for first, count in ids) for ids in maps):
+        jail.unshare(kinds | jail.CLONE_NEWUSER, step)
+        with open("/proc/self/setgroups", "w") as file:
+            file.write("deny")
+        _map_ids(server, f"{jail.NOBODY} {user} 1", f"{jail.NOBODY} {group} 1")
         return
     ready, done = os.pipe(), os.pipe()
-    server = os.getpid()
     helper = os.fork()
-    if helper == 0:  # stays outside: only it may map every id into the new user namespace
+    if helper == 0:  # stays outside, since only from there may several ids be mapped: each to itself
         os.close(ready[1])
         if os.read(ready[0], 1):
-            _map_ids(server, "0 0 4294967295", "0 0 4294967295", deny_groups=False)
+            _map_ids(server, *("\n".join(f"{first} {first} {count}" for first, count in ids) for ids in maps))
             os.write(done[1], b"x")
         os._exit(0)
     os.close(done[1])
-    jail.unshare(kinds | jail.CLONE_NEWUSER, "unshare(user, mount, net, ipc, uts, pid)")
-    os.write(ready[1], b"x")
-    mapped = os.read(done[0], 1)
-    os.waitpid(helper, 0)
-    for fd in (*ready, done[0]):
-        os.close(fd)
-    if not mapped:
-        raise OSError("the ids of the user namespace cannot be mapped")
+    try:
+        try:
+            jail.unshare(kinds | jail.CLONE_NEWUSER, step)
+        except OSError:
+            jail.unshare(kinds, step)
+            return
+        os.write(ready[1], b"x")
+        if not os.read(done[0], 1):
+            raise OSError("the ids of the user namespace cannot be mapped")
+    finally:
+        for fd in (*ready, done[0]):
+            os.close(fd)
+        os.waitpid(helper, 0)
 
 
-def _map_ids(pid: int, users: str, groups: str, *, deny_groups: bool) -> None:
-    if deny_groups:
-        with open(f"/proc/{pid}/setgroups", "w") as file:
-            file.write("deny")
+def _own_map(name: str) -> list[tuple[int, int]]:
+    """The ids of this user namespace, as (first, count)."""
+    with open(f"/proc/self/{name}") as file:
+        rows = [line.split() for line in file]
+    return [(int(first), int(count)) for first, _, count in rows]
+
+
+def _map_ids(pid: int, users: str, groups: str) -> None:
     for name, text in (("uid_map", users), ("gid_map", groups)):
         with open(f"/proc/{pid}/{name}", "w") as file:
             file.write(text)
