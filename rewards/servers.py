@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -167,56 +167,63 @@ class Sandbox:
 
     def run(self, program: str, task: Mapping[str, Any], limits: Limits) -> Outcome:
         """One program against asserts or a `check` function."""
-        rung = self.start()
-        assert self._programs is not None and self._tests is not None
-        total = len(task["tests"])
+        rung, total = self.start(), len(task["tests"])
         if len(json.dumps(task)) + 100 > MAX_BYTES:
             return Outcome("error", 0, total, f"more than {MAX_BYTES >> 20} MB of tests", rung.number)
-        deadline = time.monotonic() + limits.wall_s
-        cpu_s = int(limits.wall_s) + 2
-        worker, judge = socket.socketpair()
-        ours, theirs = socket.socketpair()
-        to_worker, to_judge = Channel(os.dup(judge.fileno())), Channel(ours.detach())
-        answer, late = None, False
         try:
-            self._begin(self._programs, b"P", cpu_s, worker)
-            self._begin(self._tests, b"T", cpu_s, judge, theirs)
-            for end in (worker, judge, theirs):
-                end.close()
-            try:
-                to_worker.write(program.encode(*TEXT), limits.wall_s)
-                to_worker.close()
-                full = {**task, "call_s": limits.call_s, "deadline": deadline}
-                to_judge.write(json.dumps(full).encode(), limits.wall_s)
-                answer = to_judge.read(max(0.0, deadline - time.monotonic()) + REPORT_S)
-            except TimeoutError:
-                late = True
-            except (ConnectionError, NotPlain):
-                pass
-            self._end(self._programs)
-            self._end(self._tests)
+            answer = self._judged(program, task, limits)
         except ServerDied as error:
             self.close()
             return Outcome("error", 0, total, str(error), rung.number)
-        finally:
-            for end in (worker, judge, theirs, to_worker, to_judge):
-                end.close()
-        if late:
+        except TimeoutError:
             return Outcome("timeout", 0, total, f"not finished after {limits.wall_s:g} s", rung.number)
+        except OSError as error:
+            return Outcome("error", 0, total, f"the host is short of something: {error}", rung.number)
         if answer is None:
             return Outcome("no_report", 0, total, "the judge ended without a report", rung.number)
         status, passed, why = json.loads(answer)
         return Outcome(status, passed, total, why, rung.number)
 
-    def _begin(self, control: socket.socket, kind: bytes, cpu_s: int, *ends: socket.socket | int) -> None:
-        fds = [end if isinstance(end, int) else end.fileno() for end in ends]
+    def _judged(self, program: str, task: Mapping[str, Any], limits: Limits) -> bytes | None:
+        """The judge's report, None where it left none."""
+        assert self._programs is not None and self._tests is not None
+        deadline = time.monotonic() + limits.wall_s
+        with ExitStack() as ends:
+            to_worker, worker, judge = _pair(ends)
+            to_judge, report, _ = _pair(ends)
+            self._begin(self._programs, b"P", limits.wall_s, worker)
+            try:
+                self._begin(self._tests, b"T", limits.wall_s, judge, report)
+                try:
+                    _ready(to_worker)
+                    _ready(to_judge)
+                    with suppress(ConnectionError):
+                        to_worker.write(program.encode(*TEXT), limits.wall_s)
+                    to_worker.close()
+                    judge.close()
+                    full = {**task, "call_s": limits.call_s, "deadline": deadline}
+                    to_judge.write(json.dumps(full).encode(), limits.wall_s)
+                    return to_judge.read(max(0.0, deadline - time.monotonic()) + REPORT_S)
+                except (ConnectionError, NotPlain):
+                    return None
+                finally:
+                    self._end(self._tests)
+            finally:
+                self._end(self._programs)
+
+    def _begin(self, control: socket.socket, kind: bytes, wall_s: float, *fds: socket.socket | int) -> None:
+        """Has a child forked that takes over the descriptors; sockets are closed here."""
+        numbers = [fd if isinstance(fd, int) else fd.fileno() for fd in fds]
         try:
-            socket.send_fds(control, [zygote.START.pack(kind, cpu_s)], fds)
+            socket.send_fds(control, [zygote.START.pack(kind, int(wall_s) + 2)], numbers)
         except OSError as error:
             raise ServerDied(f"a fork server is gone: {error}") from None
+        for fd in fds:
+            if not isinstance(fd, int):
+                fd.close()
 
-    def _end(self, control: socket.socket) -> tuple[int, int, int]:
-        """Has the program's tree killed; its wait status, peak memory in kB and CPU time in ms."""
+    def _end(self, control: socket.socket) -> int:
+        """Has the child's whole tree killed; its wait status."""
         try:
             control.sendall(zygote.END)
             control.settimeout(GRACE_S)
@@ -225,7 +232,7 @@ class Sandbox:
             raise ServerDied(f"a fork server is gone: {error}") from None
         if len(data) != zygote.RESULT.size:
             raise ServerDied("a fork server ended")
-        return zygote.RESULT.unpack(data)
+        return zygote.RESULT.unpack(data)[0]
 
     def run_stdio(
         self,
@@ -235,19 +242,20 @@ class Sandbox:
         same_output: Callable[[bytes, str], bool],
     ) -> Outcome:
         """One program against pairs of input and output, a fresh process for each."""
-        rung = self.start()
-        passed, why = 0, ""
+        rung, total, passed, why = self.start(), len(tests), 0, ""
         deadline = time.monotonic() + limits.wall_s
         for number, test in enumerate(tests, 1):
             left = max(0.001, min(limits.call_s, deadline - time.monotonic()))
             try:
-                status, printed = self._run_once(program, test["input"], left)
+                status, printed = self._printed(program, test["input"], left)
             except ServerDied as error:
                 self.close()
-                return Outcome("error", 0, len(tests), str(error), rung.number)
+                return Outcome("error", 0, total, str(error), rung.number)
+            except OSError as error:
+                return Outcome("error", 0, total, f"the host is short of something: {error}", rung.number)
             if status is None:
                 why = f"test {number}: not finished in time"
-                return Outcome("timeout", passed, len(tests), why, rung.number)
+                return Outcome("timeout", passed, total, why, rung.number)
             if status != 0:
                 problem = "the program failed"
             elif len(printed) > MAX_STDOUT:
@@ -258,28 +266,44 @@ class Sandbox:
                 passed += 1
                 continue
             why = why or f"test {number}: {problem}"
-        return Outcome("passed" if passed == len(tests) else "failed", passed, len(tests), why, rung.number)
+        return Outcome("passed" if passed == total else "failed", passed, total, why, rung.number)
 
-    def _run_once(self, program: str, text: str, seconds: float) -> tuple[int | None, bytes]:
+    def _printed(self, program: str, text: str, seconds: float) -> tuple[int | None, bytes]:
         """Wait status (None: not ended in time) and output of a program that reads stdin."""
         assert self._programs is not None
-        ours, theirs = socket.socketpair()
-        channel = Channel(ours.detach())
-        stdin, stdout = os.memfd_create("stdin"), os.memfd_create("stdout")
-        ended = False
-        try:
+        with ExitStack() as ends:
+            channel, theirs, _ = _pair(ends)
+            stdin, stdout = os.memfd_create("stdin"), os.memfd_create("stdout")
+            ends.callback(os.close, stdin)
+            ends.callback(os.close, stdout)
             os.pwrite(stdin, text.encode(*TEXT), 0)
-            self._begin(self._programs, b"M", int(seconds) + 2, theirs, stdin, stdout)
-            theirs.close()
-            with suppress(TimeoutError, NotPlain):
-                with suppress(ConnectionError):
-                    channel.write(program.encode(*TEXT), seconds)
-                ended = channel.read(seconds) is None
-            status, _, _ = self._end(self._programs)
-            printed = os.pread(stdout, MAX_STDOUT + 1, 0)
-        finally:
-            channel.close()
-            theirs.close()
-            os.close(stdin)
-            os.close(stdout)
-        return (status if ended else None), printed
+            self._begin(self._programs, b"M", seconds, theirs, stdin, stdout)
+            ended = False
+            try:
+                _ready(channel)
+                with suppress(TimeoutError, NotPlain):
+                    with suppress(ConnectionError):
+                        channel.write(program.encode(*TEXT), seconds)
+                    ended = channel.read(seconds) is None
+            finally:
+                status = self._end(self._programs)
+            return (status if ended else None), os.pread(stdout, MAX_STDOUT + 1, 0)
+
+
+def _pair(ends: ExitStack) -> tuple[Channel, socket.socket, socket.socket]:
+    """A channel, the other end for a child, and the channel's own end for the child that it is handed to."""
+    near, far = socket.socketpair()
+    channel = Channel(os.dup(near.fileno()))
+    for end in (near, far, channel):
+        ends.callback(end.close)
+    return channel, far, near
+
+
+def _ready(channel: Channel) -> None:
+    """Waits until a child is confined; what ends it before is never the program's doing, which it does not have yet."""
+    try:
+        if channel.read(START_S) == zygote.READY:
+            return
+    except (TimeoutError, NotPlain):
+        pass
+    raise ServerDied("a child could not be confined")

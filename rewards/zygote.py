@@ -23,8 +23,9 @@ from slmgrpo.rewards import jail, judge
 from slmgrpo.rewards.codec import Channel
 
 START: Final = struct.Struct("=ci")
-RESULT: Final = struct.Struct("=iii")
+RESULT: Final = struct.Struct("=i")
 END: Final = b"E"
+READY: Final = b"ready"
 FIRST_FD: Final = 40
 MAX_FDS: Final = 3
 WARM: Final = [
@@ -216,7 +217,7 @@ def _serve(
             os.close(fd)
         ended = control.recv(1)
         os.kill(child, signal.SIGKILL)
-        _, status, usage = os.wait4(child, 0)
+        _, status = os.waitpid(child, 0)
         if not ended:
             os._exit(0)
         if keeper and jail.scratch_times() != clean:
@@ -224,7 +225,7 @@ def _serve(
             if not keeper.recv(1):
                 os._exit(1)
             clean = jail.scratch_times()
-        control.sendall(RESULT.pack(status, int(usage.ru_maxrss), int((usage.ru_utime + usage.ru_stime) * 1e6)))
+        control.sendall(RESULT.pack(status))
 
 
 def _child(kind: bytes, cpu_s: int, fds: list[int], confinement: jail.Confinement) -> NoReturn:
@@ -238,10 +239,12 @@ def _child(kind: bytes, cpu_s: int, fds: list[int], confinement: jail.Confinemen
         os.closerange(3, FIRST_FD)
         os.closerange(FIRST_FD + len(fds), jail.FILES)
         first = Channel(FIRST_FD)
+        report = Channel(FIRST_FD + 1) if kind == b"T" else first
+        report.write(READY)
         if kind == b"P":
             judge.run_worker(first)
         elif kind == b"T":
-            judge.run_judge(first, Channel(FIRST_FD + 1))
+            judge.run_judge(first, report)
         else:
             os.dup2(FIRST_FD + 1, 0)
             os.dup2(FIRST_FD + 2, 1)
