@@ -81,7 +81,7 @@ class LiveView:
         if metrics["step"] % self._every == 0 or metrics["step"] in (1, self._steps):
             pace = (time.monotonic() - self._started) / (metrics["step"] - self._first + 1)
             left = pace * (self._steps - metrics["step"])
-            self._console.print(f"{_line(metrics, self._steps)}  ETA {left:.0f} s", soft_wrap=True)
+            self._console.print(f"{_line(metrics, self._steps)} ETA {left:.0f} s", soft_wrap=True)
 
     def _draw(self) -> RenderableType:
         parts: list[RenderableType] = []
@@ -198,9 +198,9 @@ def check_report(report: Report) -> RenderableType:
 
 
 def _line(m: Mapping[str, Any], steps: int) -> str:
-    accuracy = "  ".join(f"{_short(task)} {value:.2f}" for task, value in m["accuracy"].items())
+    accuracy = " ".join(f"{_short(task)} {value:.2f}" for task, value in m["accuracy"].items())
     return (
-        f"step {m['step']}/{steps}  reward {_number(m['reward'], 3)}  {accuracy}  length {m['length']:.1f}  "
+        f"step {m['step']}/{steps} reward {_number(m['reward'], 2)} {accuracy} length {m['length']:.0f} "
         f"{_number(m['tokens_per_s'], 0)} tok/s"
     )
 
