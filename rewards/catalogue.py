@@ -6,9 +6,12 @@ import importlib
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from slmgrpo.rewards.base import GIVEN, Reward
 from slmgrpo.rewards.find import RULE_MODULES, load, rules_of, signature
+
+START, END = "<!-- rules: python -m slmgrpo.rewards.catalogue -->", "<!-- /rules -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +51,14 @@ def table() -> str:
         reads, settings = ("<br>".join(f"`{word}`" for word in words) for words in (entry.columns, entry.settings))
         rows.append(f"| `{entry.use}` | {pays} | {reads} | {settings} | {entry.says.replace('|', chr(92) + '|')} |")
     return "\n".join(rows)
+
+
+def write(readme: Path) -> None:
+    """Put the table between the marks in the README."""
+    before, _, rest = readme.read_text(encoding="utf-8").partition(START)
+    _, _, after = rest.partition(END)
+    readme.write_text(f"{before}{START}\n{table()}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(__file__).with_name("README.md"))

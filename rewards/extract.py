@@ -76,22 +76,36 @@ def unboxed(content: str) -> str:
     return "".join(char for i, char in enumerate(content) if i not in drop).strip()
 
 
+def box_runs(text: str) -> list[list[Box]]:
+    """Boxes with content, in runs of those that only `and`, `or`, a comma or nothing stands between."""
+    runs: list[list[Box]] = []
+    for box in boxes(text):
+        if not box.content.strip(" \t\n~$"):
+            continue
+        if runs and _joined(text[runs[-1][-1].end : box.start]):
+            runs[-1].append(box)
+        else:
+            runs.append([box])
+    return runs
+
+
+def _joined(between: str) -> bool:
+    if len(between) > 200:
+        return False
+    bare = _DELIMITERS.sub("", between)
+    joiner = _JOINER.match(bare)
+    return joiner is not None and _NAMED.fullmatch(bare[joiner.end() :]) is not None
+
+
 def last_box(text: str) -> str | None:
-    r"""Content of the last box, or of the last boxes where only `and`, `or` or a comma stands between them.
+    r"""Content of the last box, or of the last run of boxes as a list.
 
     `\boxed{5}. Wait: \boxed{6}` is 6; `\boxed{1} and \boxed{-2}` is the list 1, -2. Empty boxes do not count.
     """
-    found = [box for box in boxes(text) if box.content.strip(" \t\n~$")]
-    if not found:
+    runs = box_runs(text)
+    if not runs:
         return None
-    parts = [unboxed(found[-1].content)]
-    for left, right in zip(found[-2::-1], found[:0:-1], strict=True):
-        between = _DELIMITERS.sub("", text[left.end : right.start])
-        joiner = _JOINER.match(between)
-        if joiner is None or not _NAMED.fullmatch(between[joiner.end() :]):
-            break
-        parts.insert(0, unboxed(left.content))
-    return ", ".join(dict.fromkeys(parts))
+    return ", ".join(dict.fromkeys(unboxed(box.content) for box in runs[-1]))
 
 
 def tagged_answer(text: str) -> str | None:

@@ -23,7 +23,7 @@ from slmgrpo.rewards.cues import (
     standing,
 )
 from slmgrpo.rewards.equal import answer, compare
-from slmgrpo.rewards.extract import boxes, unboxed
+from slmgrpo.rewards.extract import box_runs, unboxed
 from slmgrpo.rewards.nodes import Scalar
 
 MAX_TAIL = 20_000
@@ -108,15 +108,21 @@ def _cued(reply: str, labels: str, texts: tuple[str, ...]) -> Iterator[Claim]:
 
 
 def _boxed(reply: str, labels: str, texts: tuple[str, ...]) -> Iterator[Claim]:
-    for box in boxes(reply)[-MAX_CLAIMS:]:
-        content = plain(unboxed(box.content))
-        label = _only_label(content, labels, texts) or _run(content, labels) or by_text(content, texts, labels)
-        if not label and texts:
-            label = _by_value(unboxed(box.content), texts, labels)
-        if not label and (listed := _segment(content, labels, texts)).labels and len(content) < 40:
-            label = "".join(listed.labels)
-        if label:
-            yield box.start, Declared(frozenset(label), "the box")
+    for run in box_runs(reply)[-MAX_CLAIMS:]:
+        read = [_in_box(unboxed(box.content), labels, texts) for box in run[-MAX_CLAIMS:]]
+        if any(read):
+            where = "the box" if len(run) == 1 else "several boxes"
+            yield run[-1].start, Declared(frozenset("".join(read)), where)
+
+
+def _in_box(content: str, labels: str, texts: tuple[str, ...]) -> str:
+    text = plain(content)
+    label = _only_label(text, labels, texts) or _run(text, labels) or by_text(text, texts, labels)
+    if not label and texts:
+        label = _by_value(content, texts, labels)
+    if not label and len(text) < 40:
+        label = "".join(sorted(_segment(text, labels, texts).labels))
+    return label
 
 
 def _segment(segment: str, labels: str, texts: tuple[str, ...]) -> Declared:

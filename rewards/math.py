@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from slmgrpo.rewards.base import Bounds, Verdict, bounded, correctness
 from slmgrpo.rewards.equal import answer as read_answer
