@@ -111,6 +111,8 @@ def rows(file: Path, mapping: Mapping[str, str]) -> Iterator[dict[str, Any]]:
             raise RecipeError(f"{file}: line {number}: not an object; write one JSON object a line")
         nested = row.get("prompt_tests")
         row = {**(nested if isinstance(nested, dict) else {}), **row}
+        if "tests" not in row and "stdin_tests" in row:
+            row |= {"tests": row["stdin_tests"], "test_kind": "stdio"}
         row |= {name: _at(row, source, file, number) for name, source in mapping.items()}
         if "completion" not in row:
             have = ", ".join(sorted(row))

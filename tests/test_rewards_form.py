@@ -193,8 +193,8 @@ def test_a_row_without_tests_cannot_be_judged() -> None:
 
 
 pieces = st.sampled_from(
-    ["<think>", "</think>", "<answer>", "</answer>", "<reasoning>", "</reasoning>", r"\boxed{", "}", "```", "```python\n",
-     "\n", "def f(x):", "    return x", "x", "(", "[", "'''", "\\", "\x00", "print(1)"]
+    ["<think>", "</think>", "<answer>", "</answer>", "<reasoning>", "</reasoning>", r"\boxed{", "}", "```",
+     "```python\n", "\n", "def f(x):", "    return x", "x", "(", "[", "'''", "\\", "\x00", "print(1)"]
 )  # fmt: skip
 
 
