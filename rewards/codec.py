@@ -140,7 +140,7 @@ class Channel:
         self._limits: dict[int, float] = {}
 
     def _limit(self, option: int, seconds: float) -> None:
-        if self._limits.get(option) != seconds:
+        if self._limits.get(option, 0.0) != seconds:
             whole = int(seconds)
             micro = max(1, int((seconds - whole) * 1e6)) if seconds else 0
             self.socket.setsockopt(_socket.SOL_SOCKET, option, struct.pack("ll", whole, micro))
