@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
-from slmgrpo.errors import PlanError
+from slmgrpo.errors import PlanError, RunError
 from slmgrpo.recipe import Sampling
 from slmgrpo.rollout.engine import Completion, Request
 from slmgrpo.rollout.fold import fold
@@ -234,6 +234,24 @@ def test_completions_come_as_they_finish() -> None:
 def test_nothing_asked_nothing_written() -> None:
     assert write(make(), []) == {}
     assert write(make(), [Request(0, (1, 2), (), 0, 5)]) == {}
+
+
+def test_a_diverged_model_a_full_memory_and_too_many_tokens_end_the_run() -> None:
+    model = make()
+    with pytest.raises(RunError, match="make 303 tokens, the model has 256 positions"):
+        write(model, [Request(0, (1, 2, 3), (0,), 0, 300)])
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    handle = model.model.layers[1].register_forward_pre_hook(full)
+    with pytest.raises(RunError, match="out of memory with 24 rows of up to 5"):
+        write(model, ask())
+    handle.remove()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    with pytest.raises(RunError, match="not finite"):
+        write(model, ask())
 
 
 def test_other_families_and_sliding_windows_are_refused() -> None:

@@ -7,6 +7,7 @@ is being read the model is in eval mode; it returns to its modes when the iterat
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from slmgrpo.errors import PlanError
+from slmgrpo.errors import PlanError, RunError
 from slmgrpo.rollout import fold, kv, sampling
 from slmgrpo.rollout.engine import Completion, Request
 from slmgrpo.rollout.stops import StopTexts
@@ -54,16 +55,19 @@ class _State:
     positions: Tensor
     """Of the next token within the completion."""
     keys: Tensor
+    width: int
+    """Columns of the longest row with its next token."""
     equal: bool
 
     @classmethod
     def of(cls, rows: list[_Row], device: torch.device) -> _State:
         columns = [(r.token_ids[-1], r.length - 1, len(r.token_ids), r.key) for r in rows]
         token_ids, lengths, positions, keys = torch.tensor(columns, device=device).unbind(1)
-        return cls(token_ids, lengths, positions, keys, len({r.length for r in rows}) == 1)
+        found = {r.length for r in rows}
+        return cls(token_ids, lengths, positions, keys, max(found), len(found) == 1)
 
     def after(self, token_ids: Tensor) -> _State:
-        return _State(token_ids, self.lengths + 1, self.positions + 1, self.keys, self.equal)
+        return _State(token_ids, self.lengths + 1, self.positions + 1, self.keys, self.width + 1, self.equal)
 
 
 class _Batch:
@@ -83,7 +87,7 @@ class _Batch:
         holes = [i for i in range(live) if self.rows[i].finish is not None]
         tails = [i for i in range(live, len(self.rows)) if self.rows[i].finish is None]
         if holes:
-            self.cache.move(tails, holes, max(self.rows[i].length for i in tails))
+            self.cache.move(tails, holes)
             for hole, tail in zip(holes, tails, strict=True):
                 self.rows[hole] = self.rows[tail]
         del self.rows[live:]
@@ -135,6 +139,12 @@ class HfEngine:
 
     def _generate(self, requests: list[Request], step: int) -> Iterator[Completion]:
         longest = max((len(r.prompt_ids) + r.max_tokens for r in requests), default=1)
+        positions = getattr(self._config, "max_position_embeddings", None)
+        if positions is not None and longest > positions:
+            raise RunError(
+                f"a prompt and sampling.max_tokens make {longest} tokens, the model has {positions} positions; lower "
+                "prompt.max_tokens or sampling.max_tokens"
+            )
         slots = max(1, self._max_batch_tokens // longest)
         waiting = deque(self._groups(requests, step, slots))
         batch = _Batch(min(slots, sum(map(len, waiting))), longest, fold.fold(self._causal))
@@ -143,8 +153,14 @@ class HfEngine:
             while waiting and len(waiting[0]) <= free:
                 free -= len(waiting[0])
                 entering.append(waiting.popleft())
-            with torch.no_grad():
-                finished = self._enter(batch, entering) if entering else self._advance(batch)
+            try:
+                with torch.no_grad():
+                    finished = self._enter(batch, entering) if entering else self._advance(batch)
+            except torch.OutOfMemoryError as error:
+                raise RunError(
+                    f"the hf engine ran out of memory with {batch.cache.rows} rows of up to {longest} tokens; lower "
+                    "sampling.max_tokens or train.prompts_per_step, or use engine: vllm, then resume"
+                ) from error
             for row in finished:
                 assert row.finish is not None
                 yield Completion(row.request.index, row.member, tuple(row.token_ids), tuple(row.log_probs), row.finish)
@@ -168,7 +184,7 @@ class HfEngine:
         cache = kv.PromptKeys()
         hidden = self._forward(batch, padded, torch.arange(longest, device=self._device)[None], cache, None)
         rows = [row for group in groups for row in group]
-        prompt_of_row = [number for number, group in enumerate(groups) for _ in group]
+        prompt_of_row = torch.tensor([i for i, group in enumerate(groups) for _ in group], device=self._device)
         logits = self._head(hidden[torch.arange(len(prompts), device=self._device), last])
         batch.cache.enter(cache, [len(p) for p in prompts], [len(group) for group in groups], len(batch.rows))
         batch.rows += rows
@@ -180,7 +196,7 @@ class HfEngine:
         """One token more for every row."""
         if batch.state is None:
             batch.state = _State.of(batch.rows, self._device)
-        state, width = batch.state, max(row.length for row in batch.rows)
+        state, width = batch.state, batch.state.width
         batch.cache.reserve(width, live=len(batch.rows))
         batch.cache.place(state.lengths, width)
         mask = None
@@ -227,7 +243,13 @@ class HfEngine:
     def _settle(self, batch: _Batch, rows: list[_Row], drawn: sampling.Draw) -> list[_Row]:
         """Write the drawn tokens down; take the rows that end with them out of the batch."""
         finished = []
-        for row, token_id, log_prob in zip(rows, drawn.token_ids.tolist(), drawn.log_probs.tolist(), strict=True):
+        log_probs = drawn.log_probs.tolist()
+        if not math.isfinite(sum(log_probs)):
+            raise RunError(
+                "the model's logits are not finite: the policy has diverged; resume from an earlier checkpoint with a "
+                "lower optimizer.learning_rate"
+            )
+        for row, token_id, log_prob in zip(rows, drawn.token_ids.tolist(), log_probs, strict=True):
             row.token_ids.append(token_id)
             row.log_probs.append(log_prob)
             if token_id in self.end_ids or (self._stops is not None and self._stops.ended(row.token_ids)):

@@ -69,11 +69,13 @@ class RowKeys:
         for layer, (keys, values) in enumerate(self.layers):
             self.layers[layer] = (widened(keys), widened(values))
 
-    def move(self, sources: list[int], targets: list[int], tokens: int) -> None:
+    def move(self, sources: list[int], targets: list[int]) -> None:
         """Copy whole rows over rows that left."""
+        device = self.layers[0][0].device
+        of, to = torch.tensor(sources, device=device), torch.tensor(targets, device=device)
         for pair in self.layers:
             for x in pair:
-                x[targets, :tokens] = x[sources, :tokens]
+                x[to] = x[of]
 
     def place(self, lengths: Tensor, width: int) -> None:
         """Say where the next token of each live row goes and how many columns attention reads."""

@@ -1,10 +1,10 @@
 """Keyed sampling: a token's noise depends on (seed, step, prompt, member, position) and on nothing else.
 
 The draw is Gumbel-max in two levels, which is exact: first a block of 128 token ids by its total probability, then a
-token inside it. It needs V / 128 + 128 noise values a row in place of V, and like plain Gumbel-max it changes a token
-only where two perturbed scores lie within the difference of the logits. (One keyed uniform against the cumulated
-probabilities is as cheap, but there an error in any earlier token moves every later border: at 150,000 tokens float32
-sums alone flip 30 times more draws.)
+token inside it. That takes V / 128 + 128 noise values a row in place of V: 6 % of a draw at 49,152 tokens. Like plain
+Gumbel-max it changes a token only where two perturbed scores lie closer than the logits moved. One uniform against the
+cumulated probabilities would be as cheap, but there every earlier token moves the later borders: with logits that
+differ by 1e-5 it changed 2 to 15 draws in a thousand at 49,152 to 151,936 tokens, the two levels none.
 
 Filters mean what they mean in vLLM, in its order; each looks at what the one before it left:
 temperature divides the logits; min_p drops tokens less likely than min_p times the likeliest; top_k keeps the k
