@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any, Protocol
 
-from slmgrpo.rollout.groups import Group, Member
+from slmgrpo.rewards import signals
+from slmgrpo.rewards.base import Reward
+from slmgrpo.rewards.pool import RuleStats
+from slmgrpo.rollout.groups import Group
 from slmgrpo.run import Clock
 
 
@@ -22,6 +24,10 @@ class Observer(Protocol):
         """Within a step: completions written, graded, micro-batches learned."""
         ...
 
+    def warn(self, text: str) -> None:
+        """Something that a person should know now; it is in the log too."""
+        ...
+
     def step(self, metrics: Mapping[str, Any]) -> None: ...
 
 
@@ -31,6 +37,8 @@ class Silent:
     def stage(self, text: str) -> None: ...
 
     def progress(self, what: str, done: int, total: int) -> None: ...
+
+    def warn(self, text: str) -> None: ...
 
     def step(self, metrics: Mapping[str, Any]) -> None: ...
 
@@ -44,21 +52,24 @@ def step_metrics(
     *,
     trained: int,
     dropped: int,
+    rule_times: Mapping[str, RuleStats] | None = None,
 ) -> dict[str, Any]:
-    """One line of metrics.jsonl. Everything but `seconds` and `tokens_per_s` is the same in a repeated run."""
+    """One line of metrics.jsonl; `seconds`, `rule_seconds` and `tokens_per_s` alone differ in a repeated run."""
     members = [member for group in groups for member in group.members]
     rewards = [member.reward for member in members if member.reward is not None]
     tokens = sum(len(member.completion.token_ids) for member in members)
     seconds = dict(clock.stages)
     total = clock.total()
+    rules = signals.rule_signals([member.verdicts for member in members])
     seconds["other"] = max(total - sum(seconds.values()), 0.0)
     return {
         "step": step,
         "reward": fmean(rewards) if rewards else None,
         "reward_std": _mean_spread(groups),
         "accuracy": _by_task(groups),
-        "rules": _rules(members),
-        "statuses": _statuses(members),
+        "rules": {name: rule.mean for name, rule in sorted(rules.items()) if rule.mean is not None},
+        "statuses": {name: dict(sorted(rule.statuses.items())) for name, rule in sorted(rules.items())},
+        "correctness_share": _correctness_shares(groups),
         "length": tokens / len(members),
         "truncated": fmean(member.completion.finish_reason == "length" for member in members),
         "silent": fmean(not any(group) for group in advantages),
@@ -69,6 +80,7 @@ def step_metrics(
         "rows_dropped": dropped,
         "tokens": tokens,
         "tokens_per_s": tokens / total if total else None,
+        "rule_seconds": {name: [round(t.p50_s, 6), round(t.p95_s, 6)] for name, t in (rule_times or {}).items()},
         "seconds": {stage: round(value, 4) for stage, value in seconds.items()} | {"total": round(total, 4)},
     }
 
@@ -101,22 +113,48 @@ def _by_task(groups: Sequence[Group]) -> dict[str, float]:
     return {task: fmean(hits) for task, hits in sorted(tasks.items())}
 
 
-def _rules(members: Sequence[Member]) -> dict[str, float]:
-    """Mean value per rule over the completions it could judge."""
-    values: dict[str, list[float]] = {}
-    for member in members:
-        for name, verdict in member.verdicts.items():
-            if verdict.value is not None:
-                values.setdefault(name, []).append(verdict.value)
-    return {name: fmean(column) for name, column in sorted(values.items())}
+def _correctness_shares(groups: Sequence[Group]) -> dict[str, float | None]:
+    """By task: how much of the reward's spread within groups is about being right (signals.correctness_share)."""
+    tasks: dict[str, list[Group]] = {}
+    for group in groups:
+        tasks.setdefault(group.prompted.row["task"], []).append(group)
+    return {
+        task: signals.correctness_share(
+            [[member.verdicts for member in group.members] for group in own], own[0].prompted.rewards
+        )
+        for task, own in sorted(tasks.items())
+    }
 
 
-def _statuses(members: Sequence[Member]) -> dict[str, dict[str, int]]:
-    counts: dict[str, Counter[str]] = {}
-    for member in members:
-        for name, verdict in member.verdicts.items():
-            counts.setdefault(name, Counter())[verdict.status] += 1
-    return {name: dict(sorted(counter.items())) for name, counter in sorted(counts.items())}
+class FormWatch:
+    """Warns once a rule where form saturates while correctness stays flat (signals.form_without_substance)."""
+
+    def __init__(self) -> None:
+        self._means: dict[str, list[float]] = {}
+        self._warned: set[str] = set()
+
+    def see(self, groups: Sequence[Group]) -> list[str]:
+        """Take in a rollout; returns new warnings."""
+        rewards: dict[str, Reward] = {}
+        values: dict[str, list[float]] = {}
+        for group in groups:
+            for reward in group.prompted.rewards:
+                rewards[reward.name] = reward
+                scores = [member.verdicts[reward.name].value for member in group.members]
+                values.setdefault(reward.name, []).extend(score for score in scores if score is not None)
+        right, form = [], []
+        for name, scores in values.items():
+            if scores:
+                self._means.setdefault(name, []).append(fmean(scores) / (rewards[name].bounds.high or 1.0))
+                (right if rewards[name].is_correctness else form).append(name)
+        warnings = []
+        for name in form:
+            for judge in right:
+                text = signals.form_without_substance(self._means[name], self._means[judge])
+                if text and name not in self._warned:
+                    self._warned.add(name)
+                    warnings.append(f"{name}: {text}")
+        return warnings
 
 
 def _mean_spread(groups: Sequence[Group]) -> float:

@@ -21,7 +21,8 @@ SOLUTION = "solution"
 def cold_start(policy: Policy, rows: Sequence[Row], recipe: Recipe, folder: Path) -> None:
     """Teach the policy's adapter the rows' solutions (loss on the solution alone) and save it to `folder`."""
     from datasets import Dataset
-    from trl import SFTConfig, SFTTrainer
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
 
     settings = recipe.cold_start
     assert settings is not None

@@ -38,6 +38,9 @@ class Tracked:
     def progress(self, what: str, done: int, total: int) -> None:
         self._observer.progress(what, done, total)
 
+    def warn(self, text: str) -> None:
+        self._observer.warn(text)
+
     def step(self, metrics: Mapping[str, Any]) -> None:
         self._observer.step(metrics)
         for tracker in self._trackers:

@@ -71,6 +71,9 @@ class LiveView:
         if self._console.is_terminal:
             self._bars.update(self._part, description=what, completed=done, total=total, visible=True)
 
+    def warn(self, text: str) -> None:
+        self._console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True)
+
     def step(self, metrics: Mapping[str, Any]) -> None:
         self._first = self._first or metrics["step"]
         self._rows.append(metrics)
@@ -126,7 +129,13 @@ def summary(
             old = before["tasks"].get(task) if before else None
             change = "" if old is None else f"{100 * (now['accuracy'] - old['accuracy']):+.0f} points"
             table.add_row(task, str(now["n"]), _interval(old), _interval(now), change)
-        tokens = ["mean tokens", "", _number(before and before["mean_tokens"], 1), _number(after["mean_tokens"], 1), ""]
+        tokens = [
+            "mean tokens",
+            "",
+            _number(before["mean_tokens"] if before else None, 1),
+            _number(after["mean_tokens"], 1),
+            "",
+        ]
         table.add_row(*tokens)
         parts += ["", table]
     curve = [m["reward"] for m in metrics if m["reward"] is not None]

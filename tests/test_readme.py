@@ -41,7 +41,7 @@ def cli_reference() -> str:
         doc = " ".join((command.help or "").split())
         lines.append(f"- `{path}{_arguments(command)}`: {doc}")
         for option in (p for p in command.params if p.param_type_name == "option" and p.name != "help"):
-            lines.append(f"  - `{option.opts[0]}` {option.help}")
+            lines.append(f"  - `{option.opts[0]}` {vars(option).get('help') or ''}")
     return "\n".join(lines)
 
 

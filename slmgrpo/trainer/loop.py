@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slmgrpo.callbacks import Observer, sample_lines, step_metrics
+from slmgrpo.callbacks import FormWatch, Observer, sample_lines, step_metrics
 from slmgrpo.data import PromptSampler
 from slmgrpo.errors import PlanError, RunError
 from slmgrpo.interrupt import Interrupts
@@ -69,6 +69,7 @@ class Micro:
 def train(ctx: Context) -> None:
     """Run to plan.steps from wherever ctx stands; every rollout ends in metrics, samples and perhaps a checkpoint."""
     recipe, updates = ctx.recipe, ctx.recipe.train.updates_per_rollout
+    form_watch = FormWatch()
     while ctx.step < ctx.plan.steps:
         clock = Clock()
         torch.manual_seed(_seed_of(recipe.seed, ctx.step))  # dropout; so that a resume needs no saved RNG state
@@ -94,7 +95,16 @@ def train(ctx: Context) -> None:
                 ctx.step += 1
                 run_rows = sum(len(micro.rows) for micro in micros)
                 lines.append(
-                    step_metrics(ctx.step, groups, weights, policy_stats, clock, trained=run_rows, dropped=dropped)
+                    step_metrics(
+                        ctx.step,
+                        groups,
+                        weights,
+                        policy_stats,
+                        clock,
+                        trained=run_rows,
+                        dropped=dropped,
+                        rule_times=ctx.pool.stats(),
+                    )
                 )
                 if update + 1 < updates:
                     clock = Clock()
@@ -107,6 +117,9 @@ def train(ctx: Context) -> None:
             ctx.run.status("running", ctx.step)
             for line in lines:
                 ctx.observer.step(line)
+            for warning in form_watch.see(groups):
+                log.warning("%s", warning)
+                ctx.observer.warn(warning)
             if _passed(recipe.train.save_every, ctx.step, updates) or ctx.step >= ctx.plan.steps:
                 save(ctx)
         if _passed(recipe.train.eval_every, ctx.step, updates) and ctx.step < ctx.plan.steps:

@@ -1,0 +1,58 @@
+"""What a step leaves behind, from hand-made groups."""
+
+from __future__ import annotations
+
+from slmgrpo.callbacks import FormWatch, sample_lines, step_metrics
+from slmgrpo.rewards.base import Reward, Verdict
+from slmgrpo.rollout.engine import Completion
+from slmgrpo.rollout.groups import Group, Member, Prompted
+from slmgrpo.run import Clock
+
+RULES = (Reward("math.correct", required=True), Reward("format.boxed_once", weight=0.25))
+
+
+def group(task: str, *right: bool | None, form: float = 1.0) -> Group:
+    members = []
+    for i, correct in enumerate(right):
+        value = None if correct is None else float(correct)
+        status = "ungradeable" if correct is None else "correct" if correct else "wrong"
+        verdicts = {
+            "math.correct": Verdict(value, status, read="7"),
+            "format.boxed_once": Verdict(form),
+        }
+        completion = Completion(0, i, (5, 6, 7 + i), (-0.1, -0.2, -0.3), "length" if i == 0 else "stop")
+        members.append(Member(completion, "text", verdicts, None if value is None else value + 0.25 * form))
+    row = {"id": f"{task}:1", "task": task, "question": "?"}
+    return Group(Prompted(row, (1, 2), "", RULES), tuple(members))
+
+
+def test_a_step_counts_accuracy_statuses_and_shares_per_task() -> None:
+    groups = [group("math", True, False, None, False), group("science", False, False, False, False)]
+    line = step_metrics(3, groups, [[1.0, -1.0, 0.0, -1.0], [0.0] * 4], {"loss": 0.5}, Clock(), trained=4, dropped=4)
+    assert line["accuracy"] == {"math": 0.25, "science": 0.0}
+    assert line["statuses"]["math.correct"] == {"correct": 1, "ungradeable": 1, "wrong": 6}
+    assert line["rules"] == {"format.boxed_once": 1.0, "math.correct": 1 / 7}
+    assert line["correctness_share"] == {"math": 1.0, "science": None}
+    assert (line["unjudged"], line["silent"], line["truncated"]) == (1 / 8, 0.5, 0.25)
+    assert (line["length"], line["tokens"], line["loss"]) == (3.0, 24, 0.5)
+
+
+def test_samples_say_what_was_read_and_what_each_rule_gave() -> None:
+    first, second = sample_lines(3, [group("math", True, False)], [[0.7, -0.7]])
+    assert first["values"] == {"math.correct": 1.0, "format.boxed_once": 1.0}
+    assert first["read"] == {"math.correct": "7"}
+    assert (second["advantage"], second["finish_reason"], second["step"]) == (-0.7, "stop", 3)
+
+
+def test_form_that_is_learnt_while_answers_stay_wrong_is_warned_of_once() -> None:
+    watch = FormWatch()
+    warnings = [text for _ in range(60) for text in watch.see([group("math", True, False, False, False)])]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("format.boxed_once: form is learnt")
+
+
+def test_no_warning_where_answers_get_better_too() -> None:
+    watch = FormWatch()
+    for step in range(60):
+        right = [i < step / 7.5 for i in range(8)]
+        assert watch.see([group("math", *right)]) == []
