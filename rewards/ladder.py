@@ -47,7 +47,8 @@ RUNGS: Final = {
             "Landlock and seccomp",
             "no file of the host but the interpreter's can be read and none written; no connections, signals or new "
             "processes; " + _ALWAYS,
-            "programs cannot write files at all; names of the host's users and its clock are visible; " + _NEVER,
+            "programs cannot write files at all, and can see whether a file of the host exists and how large it is; "
+            + _NEVER,
         ),
         Rung(
             4,

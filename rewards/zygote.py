@@ -14,12 +14,13 @@ import contextlib
 import gc
 import json
 import os
+import resource
 import signal
 import struct
 import sys
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
-from slmgrpo.rewards import jail, judge
+from slmgrpo.rewards import jail, judge, seccomp
 from slmgrpo.rewards.codec import Channel
 
 START: Final = struct.Struct("=ci")
@@ -31,6 +32,27 @@ MAX_FDS: Final = 3
 WARM: Final = [
     "math", "typing", "re", "collections", "itertools", "functools", "heapq", "bisect", "copy", "string", "operator",
 ]  # fmt: skip
+
+
+class Confinement(NamedTuple):
+    """What is left for each child to do to itself; all else it inherits from the server."""
+
+    home: str
+    user: int | None
+    """A real change of user, which also ends all capabilities; None keeps the server's."""
+    capabilities: bool
+    """Some are left to be dropped."""
+    filter: seccomp.Code
+
+    def apply(self, cpu_s: int) -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+        if self.user is not None:
+            os.setresuid(self.user, self.user, self.user)
+        elif self.capabilities:
+            jail.drop_capabilities()
+        os.chdir(self.home)
+        if self.filter:
+            seccomp.install(self.filter)
 
 
 def start() -> None:
@@ -151,7 +173,7 @@ def _map_ids(pid: int, users: str, groups: str) -> None:
             file.write(text)
 
 
-def _confine(rung: int, proc: int, *, counted: bool) -> tuple[jail.Confinement, int | None]:
+def _confine(rung: int, proc: int, *, counted: bool) -> tuple[Confinement, int | None]:
     """Confines this server, which its children inherit; what is left for them, and the server's own pid namespace."""
     for name in WARM:
         __import__(name)
@@ -175,13 +197,14 @@ def _confine(rung: int, proc: int, *, counted: bool) -> tuple[jail.Confinement, 
         jail.landlock(["/"], [os.path.dirname(jail.SCRATCH)])
     elif rung == 3 and not jail.landlock([*jail.interpreter_paths(), "/dev/null", "/dev/zero", "/dev/urandom"], []):
         raise OSError("the kernel has no Landlock")
-    rules: jail.Code = []
+    rules: seccomp.Code = []
     if rung <= 4:
-        jail.install(jail.base_filter())
-        rules = jail.child_filter(network=rung > 2, forks=not counted)
+        abi = jail.landlock_abi()
+        seccomp.install(seccomp.base_filter(outside=rung > 2, truncation=rung == 3 and abi < 3))
+        rules = seccomp.child_filter(outside=rung > 2, forks=not counted)
     gc.collect()
     gc.freeze()
-    return jail.Confinement(jail.SCRATCH if rung <= 2 else "/", user, rung <= 2, rules), own_namespace
+    return Confinement(jail.SCRATCH if rung <= 2 else "/", user, rung <= 2, rules), own_namespace
 
 
 def _nobody_can_read() -> bool:
@@ -197,7 +220,7 @@ def _nobody_can_read() -> bool:
 
 
 def _serve(
-    control: _socket.socket, keeper: _socket.socket | None, confinement: jail.Confinement, own_namespace: int | None
+    control: _socket.socket, keeper: _socket.socket | None, confinement: Confinement, own_namespace: int | None
 ) -> NoReturn:
     clean = jail.scratch_times() if keeper else None
     while True:
@@ -228,7 +251,7 @@ def _serve(
         control.sendall(RESULT.pack(status))
 
 
-def _child(kind: bytes, cpu_s: int, fds: list[int], confinement: jail.Confinement) -> NoReturn:
+def _child(kind: bytes, cpu_s: int, fds: list[int], confinement: Confinement) -> NoReturn:
     """In the forked child: takes its descriptors, confines itself, runs, never returns."""
     status = 1
     try:

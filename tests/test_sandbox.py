@@ -225,20 +225,70 @@ def test_shared_attacks_have_their_verdicts(strongest: Sandbox, case: dict[str, 
 def test_canary_files_stay_as_they_were(box: Sandbox, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     canary.write_text("untouched")
+    before = canary.stat()
     paths = [str(canary), "/slmgrpo-canary", "/var/tmp/slmgrpo-canary", str(Path.home() / "slmgrpo-canary")]
     program = f"""
         import os
         def double(x):
             for path in {paths}:
-                for action in (lambda: open(path, "a").write("x"), lambda: os.remove(path), lambda: os.chmod(path, 0)):
+                for action in (
+                    lambda: open(path, "a").write("x"), lambda: os.open(path, os.O_RDONLY | os.O_TRUNC),
+                    lambda: os.truncate(path, 0), lambda: os.chmod(path, 0), lambda: os.utime(path, (0, 0)),
+                    lambda: os.chown(path, os.getuid(), os.getgid()), lambda: os.setxattr(path, "user.x", b"x"),
+                    lambda: os.link(path, path + "2"), lambda: os.rename(path, path + "2"), lambda: os.remove(path),
+                ):
                     try: action()
                     except OSError: pass
             return 2 * x
         """
     assert judge(box, program, DOUBLE, limits=Limits()).status == "passed"
     assert canary.read_text() == "untouched"
+    assert (canary.stat().st_mode, canary.stat().st_ctime_ns) == (before.st_mode, before.st_ctime_ns)
     assert list(tmp_path.iterdir()) == [canary]
     assert not any(Path(path).exists() for path in paths[1:])
+
+
+def test_processes_of_the_host_are_not_touched(box: Sandbox) -> None:
+    victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    program = f"""
+        import fcntl, os, resource, signal, socket
+        def owned():
+            near, far = socket.socketpair()
+            fcntl.fcntl(near, fcntl.F_SETOWN, {victim.pid})
+            fcntl.fcntl(near, 10, signal.SIGKILL)  # F_SETSIG
+            fcntl.fcntl(near, fcntl.F_SETFL, os.O_ASYNC)
+            far.send(b"x")
+        def look():
+            done = []
+            for number, action in enumerate([
+                lambda: os.kill({victim.pid}, signal.SIGKILL),
+                lambda: os.killpg({victim.pid}, signal.SIGSTOP),
+                lambda: resource.prlimit({victim.pid}, resource.RLIMIT_CPU, (1, 1)),
+                lambda: os.sched_setaffinity({victim.pid}, {{0}}),
+                lambda: os.setpriority(os.PRIO_PROCESS, {victim.pid}, 19),
+                lambda: os.sched_setscheduler({victim.pid}, os.SCHED_IDLE, os.sched_param(0)),
+                lambda: signal.pidfd_send_signal(os.pidfd_open({victim.pid}), signal.SIGKILL),
+                lambda: open("/proc/{victim.pid}/mem", "r+b"),
+                lambda: owned(),
+            ]):
+                try: action()
+                except OSError: continue
+                done.append(number)
+            return done
+        """
+    limits, nice = Path(f"/proc/{victim.pid}/limits").read_text(), os.getpriority(os.PRIO_PROCESS, victim.pid)
+    try:
+        seen = value(box, program)
+        assert victim.poll() is None
+        assert Path(f"/proc/{victim.pid}/limits").read_text() == limits
+        assert os.getpriority(os.PRIO_PROCESS, victim.pid) == nice
+        assert os.sched_getaffinity(victim.pid) == os.sched_getaffinity(0)
+        assert os.sched_getscheduler(victim.pid) == os.SCHED_OTHER
+        assert Path(f"/proc/{victim.pid}/stat").read_text().rpartition(")")[2].split()[0] in "SR"
+        assert seen == "[]"
+    finally:
+        victim.kill()
+        victim.wait()
 
 
 def test_a_listener_on_the_host_is_not_reached(box: Sandbox) -> None:
@@ -605,11 +655,10 @@ def test_servers_end_with_their_owner() -> None:
     assert len(family) >= 3
     owner.kill()
     owner.wait()
-    for _ in range(100):
-        if not (left := {pid for pid in family if runs(pid)}):
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"still there: {left}")
+    patience = time.monotonic() + 10
+    while left := {pid for pid in family if runs(pid)}:
+        assert time.monotonic() < patience, f"still there: {left}"
+        time.sleep(0.05)
 
 
 def test_a_forked_copy_has_servers_of_its_own() -> None:
