@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
+import time
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
-
-_numbers = count()
 
 
 def _mounts() -> tuple[dict[str, Path], Path | None]:
@@ -41,13 +40,15 @@ def _make(parent: Path, name: str, settings: dict[str, int]) -> Path:
     except OSError:
         folder.rmdir()
         raise
+    with suppress(OSError):  # where swap is counted at all
+        (folder / "memory.swap.max").write_text("0")
     return folder
 
 
 def create(pids: int, memory_mb: int) -> list[Path]:
     """The folders of a new group with these limits; OSError where the host allows none."""
     first, second = _mounts()
-    name = f"slmgrpo-{os.getpid()}-{next(_numbers)}"
+    name = f"slmgrpo-{os.getpid()}-{secrets.token_hex(4)}"
     memory = memory_mb << 20
     problem = OSError("no pids and memory controllers are mounted")
     if first.keys() >= {"pids", "memory"}:
@@ -84,10 +85,10 @@ def _make_below(mount: Path, own: str, name: str, settings: dict[str, int]) -> P
 
 
 def _sweep(parent: Path) -> None:
-    """Removes empty groups that a killed run left."""
+    """Removes empty groups that a killed run left; fresh ones may be about to be filled."""
     for folder in parent.glob("slmgrpo-*-*"):
-        if not Path(f"/proc/{folder.name.split('-')[1]}").exists():
-            with suppress(OSError):
+        with suppress(OSError):
+            if not Path(f"/proc/{folder.name.split('-')[1]}").exists() and folder.stat().st_mtime < time.time() - 60:
                 folder.rmdir()
 
 

@@ -78,6 +78,7 @@ class Sandbox:
                 self._launch(number)
                 self.rung = RUNGS[number]
                 self._prove()
+                self.rungs = (number,)  # servers that are started anew must not be weaker
                 return self.rung
             except (OSError, ServerDied, NotPlain) as error:
                 self.refusals.append(f"rung {number} ({RUNGS[number].name}): {str(error) or type(error).__name__}")

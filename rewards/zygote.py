@@ -60,6 +60,7 @@ def start() -> None:
     socket and its cgroups."""
     sys.path[:] = [path for path in sys.path if path != sys.argv[2]]
     config = json.loads(sys.argv[1])
+    sys.argv[:] = [""]
     os.environ.clear()
     servers = []
     for fd, groups in config["servers"]:
