@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,9 @@ from slmgrpo.rewards.base import Reward
 from slmgrpo.rewards.pool import Pool
 from slmgrpo.rollout.engine import Engine
 from slmgrpo.rollout.groups import Prompted
-from slmgrpo.rules import rows_of, rules_of
+from slmgrpo.rules import rows_of, rules_of, sandbox_of
 from slmgrpo.run import RunDir
+from slmgrpo.trainer import resolved, trl_config
 
 if TYPE_CHECKING:
     from slmgrpo.trainer import loop
@@ -49,12 +51,15 @@ def train(
     a fault later raises RunError and leaves the run resumable; Interrupted saves first.
     """
     with Interrupts() as interrupts:
+        if recipe.trainer == "trl":
+            trl_config.check(recipe, plan, resume)
         if resume is not None:
             resume.lock()
         trackers.check(recipe)
         observer.stage("reading data")
         train_rules = [rules_of(recipe, source, base) for source in recipe.data.train]
         heldout_rules = [rules_of(recipe, source, base) for source in recipe.data.heldout]
+        rung = sandbox_of(recipe, train_rules + heldout_rules)
         train_rows = rows_of(recipe.data.train, train_rules, recipe, base)
         heldout_rows = rows_of(recipe.data.heldout, heldout_rules, recipe, base)
         from slmgrpo.trainer import loop
@@ -69,16 +74,14 @@ def train(
             prompts.set_chat_template(policy.tokenizer, recipe.model, base)
             prompted = _prompted(train_rows, train_rules, recipe, policy.tokenizer)
             heldout = _prompted(heldout_rows, heldout_rules, recipe, policy.tokenizer)
-            if not prompted:
-                raise RecipeError(
-                    f"data.train: all {len(train_rows)} prompts are longer than prompt.max_tokens="
-                    f"{recipe.prompt.max_tokens}; raise it"
-                )
+            _check_lengths(train_rows, prompted, recipe)
             cold_rows = _cold_rows(recipe, base)
             engine, optimizer = _engine(recipe, policy), loop.optimizer_of(recipe.optimizer, policy)
             sampler = data.PromptSampler([p.row for p in prompted.values()], recipe.seed, recipe.train.prompts_per_step)
             run = resume or _new_run(recipe, plan, base, out)
             with _logging_to(run), trackers.tracked(observer, recipe, run) as watched:
+                if rung:
+                    log.info("sandbox: rung %d, %s; it does not stop: %s", rung.number, rung.name, rung.does_not)
                 _log_data(recipe, (train_rows, prompted), (heldout_rows, heldout))
                 if cold_rows:
                     policy = _cold_started(recipe, plan, policy, cold_rows, run, base, watched)
@@ -103,10 +106,11 @@ def train(
 
 def _run(ctx: loop.Context) -> Outcome:
     """Restore, evaluate, train, evaluate; whatever ends it early leaves a directory that can be resumed."""
-    from slmgrpo.trainer import loop
+    from slmgrpo.trainer import loop, trl
 
-    run = ctx.run
+    run, by_trl = ctx.run, ctx.recipe.trainer == "trl"
     try:
+        learn = trl.prepare(ctx) if by_trl else partial(loop.train, ctx)
         checkpoint, damaged = run.latest_checkpoint()
         for message in damaged:
             log.warning("%s", message)
@@ -114,28 +118,35 @@ def _run(ctx: loop.Context) -> Outcome:
             loop.restore(ctx, checkpoint)
         run.rewind(ctx.step)
         run.status("running", ctx.step)
+        if not by_trl:
+            run.write_json("resolved.json", resolved.of_loop(ctx))
         before = ctx.evaluate(0) if ctx.step == 0 else _saved_scores(run, 0)
         ctx.observer.stage("training")
-        loop.train(ctx)
+        learn()
         after = ctx.evaluate(ctx.step)
         run.status("finished", ctx.step)
         return Outcome(run, before, after)
     except Interrupted as stop:
         with ctx.interrupts.held():
             if ctx.step:
-                loop.save(ctx)
+                (trl if by_trl else loop).save(ctx)
             run.status("interrupted", ctx.step, signal=str(stop))
+        raise
+    except PlanError as error:
+        run.status("failed", ctx.step, error=str(error))
         raise
     except SlmgrpoError as error:
         run.status("failed", ctx.step, error=str(error))
-        raise RunError(f"{error}\n{_ways_on(run, ctx.step)}") from error
+        raise RunError(f"{error}\n{_ways_on(ctx)}") from error
     except Exception as error:
         log.error("%s", traceback.format_exc())
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         run.status("failed", ctx.step, error=reason)
-        raise RunError(f"stopped after step {ctx.step}: {reason}\n{_ways_on(run, ctx.step)}") from error
+        raise RunError(f"stopped after step {ctx.step}: {reason}\n{_ways_on(ctx)}") from error
     finally:
         ctx.engine.close()
+        if not by_trl:
+            run.write_json("resolved.json", resolved.of_loop(ctx))
 
 
 def _evaluate(ctx: loop.Context, heldout: dict[str, Prompted], step: int) -> dict[str, Any] | None:
@@ -217,6 +228,17 @@ def _new_run(recipe: Recipe, plan: Plan, base: Path, out: Path | None) -> RunDir
     return run
 
 
+def _check_lengths(rows: data.Rows, kept: dict[str, Prompted], recipe: Recipe) -> None:
+    """A source without a prompt that is short enough would vanish from the mixture."""
+    left = {prompted.row["source_index"] for prompted in kept.values()}
+    lost = sorted({row["source_index"] for row in rows} - left)
+    if lost:
+        names = ", ".join(recipe.data.train[index].source for index in lost)
+        raise RecipeError(
+            f"data.train: every prompt of {names} is longer than prompt.max_tokens={recipe.prompt.max_tokens}; raise it"
+        )
+
+
 def _log_data(recipe: Recipe, *parts: tuple[data.Rows, dict[str, Prompted]]) -> None:
     for rows, kept in parts:
         log.info("%d rows, %d prompts within %d tokens", len(rows), len(kept), recipe.prompt.max_tokens)
@@ -229,10 +251,13 @@ def _saved_scores(run: RunDir, step: int) -> dict[str, Any] | None:
     return run.read_json(str(path.relative_to(run.path))) if path.exists() else None
 
 
-def _ways_on(run: RunDir, step: int) -> str:
-    log_file = max(run.path.glob("logs/attempt_*/rank_0.log"), default=None)
-    state = f"resume with `slmgrpo train --resume {run.path}`"
-    return f"{run.path} is kept (step {step}); {state}" + (f"; details in {log_file}" if log_file else "")
+def _ways_on(ctx: loop.Context) -> str:
+    path = ctx.run.path
+    log_file = max(path.glob("logs/attempt_*/rank_0.log"), default=None)
+    state = f"resume with `slmgrpo train --resume {path}`"
+    if ctx.recipe.trainer == "trl":
+        state = f"a new run can start from its adapter with --set adapter={path}"
+    return f"{path} is kept (step {ctx.step}); {state}" + (f"; details in {log_file}" if log_file else "")
 
 
 @contextmanager
