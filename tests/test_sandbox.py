@@ -404,6 +404,17 @@ def test_a_check_of_the_program_does_not_stand_in_for_the_tests(strongest: Sandb
     assert judge(strongest, program, ["x = 1"], check=True).status == "error"
 
 
+def test_an_entry_point_may_be_a_method_of_a_new_object(strongest: Sandbox) -> None:
+    program = "class Solution:\n    def double(self, x): return 2 * x\n"
+    tests = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(x=3) == 6\n"
+    assert judge(strongest, program, [tests], "Solution().double", Limits(), check=True).status == "passed"
+    assert judge(strongest, "x = 1", [tests], "Solution().double", check=True).status == "failed"
+
+
+def test_a_built_in_does_not_stand_in_for_the_program(strongest: Sandbox) -> None:
+    assert judge(strongest, "x = 1", ["assert sum([1, 2]) == 3"], "sum").status == "failed"
+
+
 def test_exceptions_arrive_as_the_built_in_ones(strongest: Sandbox) -> None:
     program = """
         class Odd(KeyError): pass
@@ -677,23 +688,23 @@ def test_a_forked_copy_has_servers_of_its_own() -> None:
 
 
 @pytest.mark.slow
-def test_a_thousand_hostile_runs_leak_nothing(strongest: Sandbox) -> None:
+def test_a_thousand_hostile_runs_leak_nothing(box: Sandbox) -> None:
     """Processes, descriptors, memory of ours and of the servers, and control groups."""
 
     def memory(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1])
 
-    assert strongest._process is not None
+    assert box._process is not None
     quick = [program for name, program in HOSTILE.items() if name not in ("five megabytes", "a megabyte of brackets")]
     limits = Limits(wall_s=1.0, call_s=0.2)
     for program in quick[:20]:
-        judge(strongest, program, DOUBLE, limits=limits)
-    family, held = below(strongest._process.pid), descriptors()
+        judge(box, program, DOUBLE, limits=limits)
+    family, held = below(box._process.pid), descriptors()
     pages = {pid: memory(pid) for pid in [os.getpid(), *family]}
     for number in range(1000):
-        outcome = judge(strongest, quick[number % len(quick)], DOUBLE, limits=limits)
+        outcome = judge(box, quick[number % len(quick)], DOUBLE, limits=limits)
         assert outcome.status in ("failed", "timeout", "no_report"), outcome
-    assert below(strongest._process.pid) == family
+    assert below(box._process.pid) == family
     assert descriptors() == held
     assert all(memory(pid) - before < 1024 for pid, before in pages.items())
-    assert judge(strongest, "def double(x): return 2 * x", DOUBLE, limits=Limits()).status == "passed"
+    assert judge(box, "def double(x): return 2 * x", DOUBLE, limits=Limits()).status == "passed"
