@@ -90,7 +90,7 @@ def _train(spec, plan, base: Path, out: Path | None, run) -> None:
         with view.LiveView(console, plan.steps) as live:
             outcome = run_training(spec, plan, base=base, out=out, resume=run, observer=live)
     except Interrupted as stop:
-        console.print(f"{stop}: saved. Go on with `slmgrpo train --resume RUN`; `ls -t runs` shows the newest.")
+        console.print(f"{stop}: {stop.saved or 'stopped before anything was saved'}", soft_wrap=True)
         raise
     metrics = [json.loads(line) for line in outcome.run.metrics.read_text().splitlines()]
     console.print(view.summary(spec.name, metrics, outcome.before, outcome.after))
@@ -151,7 +151,7 @@ def show(recipe: RecipeArg, overrides: SetOption = None) -> None:
 
 @recipes_app.command()
 def copy(
-    recipe: Annotated[str, typer.Argument(help="A packaged recipe, or a file.", metavar="RECIPE")],
+    recipe: Annotated[str, typer.Argument(help="A packaged recipe.", metavar="RECIPE")],
     to: Annotated[Path, typer.Argument(help="The new file.", metavar="TO")],
 ) -> None:
     """Make a recipe of your own to edit.

@@ -15,6 +15,8 @@ class Interrupted(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.exit_code = 128 + number
+        self.saved = ""
+        """What was saved and how to go on; the run fills it in."""
 
 
 class Interrupts:
@@ -37,7 +39,7 @@ class Interrupts:
         if self._depth and self._pending is None:
             self._pending = number
             return
-        self._pending = number
+        self._pending = None
         raise Interrupted(number)
 
     @contextlib.contextmanager
@@ -48,4 +50,5 @@ class Interrupts:
         finally:
             self._depth -= 1
         if self._pending is not None and not self._depth:
-            raise Interrupted(self._pending)
+            number, self._pending = self._pending, None
+            raise Interrupted(number)

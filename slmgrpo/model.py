@@ -42,7 +42,7 @@ class Policy:
 
     def save_adapter(self, folder: Path) -> None:
         """PEFT's files: adapter_config.json and adapter_model.safetensors."""
-        with _quiet():
+        with quiet():
             self.model.save_pretrained(str(folder), save_embedding_layers=False)
 
     def load_adapter(self, folder: Path) -> None:
@@ -66,7 +66,7 @@ def load(recipe: Recipe, *, max_length: int) -> Policy:
     source = locate(recipe.model.id)
     if recipe.model.backend == "unsloth":
         os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache_dir() / "unsloth_compiled"))
-        with _quiet():
+        with quiet():
             import unsloth  # noqa: F401  must come before transformers and peft
     import torch
 
@@ -77,7 +77,7 @@ def load(recipe: Recipe, *, max_length: int) -> Policy:
         torch, recipe.model.dtype
     )
     try:
-        with _quiet():
+        with quiet():
             load_base = _load_unsloth if recipe.model.backend == "unsloth" else _load_transformers
             base, tokenizer = load_base(recipe, source, dtype, max_length)
     except OSError as error:
@@ -149,7 +149,7 @@ def _add_adapter(recipe: Recipe, base: Any, max_length: int) -> Any:
     if recipe.model.backend == "unsloth":
         from unsloth import FastLanguageModel  # pyright: ignore[reportPrivateImportUsage]
 
-        with _quiet():
+        with quiet():
             return FastLanguageModel.get_peft_model(
                 base,
                 r=lora.rank,
@@ -304,7 +304,7 @@ def _convert_gguf(folder: Path, out: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    with _quiet():
+    with quiet():
         tokenizer = AutoTokenizer.from_pretrained(str(folder), gguf_file="model.gguf")
         model = AutoModelForCausalLM.from_pretrained(
             str(folder),
@@ -345,7 +345,7 @@ def _bytes() -> Any:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Library chatter goes to the log, not over the live view."""
     text = io.StringIO()
     try:

@@ -6,7 +6,7 @@ import logging
 import os
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -124,29 +124,36 @@ def _run(ctx: loop.Context) -> Outcome:
         ctx.observer.stage("training")
         learn()
         after = ctx.evaluate(ctx.step)
+        if not by_trl:
+            run.write_json("resolved.json", resolved.of_loop(ctx))
         run.status("finished", ctx.step)
         return Outcome(run, before, after)
     except Interrupted as stop:
         with ctx.interrupts.held():
             if ctx.step:
                 (trl if by_trl else loop).save(ctx)
-            run.status("interrupted", ctx.step, signal=str(stop))
+            _end(ctx, "interrupted", signal=str(stop))
+        stop.saved = _ways_on(ctx)
         raise
     except PlanError as error:
-        run.status("failed", ctx.step, error=str(error))
+        _end(ctx, "failed", error=str(error))
         raise
     except SlmgrpoError as error:
-        run.status("failed", ctx.step, error=str(error))
+        _end(ctx, "failed", error=str(error))
         raise RunError(f"{error}\n{_ways_on(ctx)}") from error
     except Exception as error:
         log.error("%s", traceback.format_exc())
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        run.status("failed", ctx.step, error=reason)
+        _end(ctx, "failed", error=reason)
         raise RunError(f"stopped after step {ctx.step}: {reason}\n{_ways_on(ctx)}") from error
     finally:
         ctx.engine.close()
-        if not by_trl:
-            run.write_json("resolved.json", resolved.of_loop(ctx))
+
+
+def _end(ctx: loop.Context, state: str, **more: str) -> None:
+    """Write the state of a run that ends early; a full disk must not hide why it ends."""
+    with suppress(OSError):
+        ctx.run.status(state, ctx.step, **more)
 
 
 def _evaluate(ctx: loop.Context, heldout: dict[str, Prompted], step: int) -> dict[str, Any] | None:

@@ -34,6 +34,15 @@ def test_a_second_signal_does_not_wait() -> None:
         pytest.fail("not reached")
 
 
+def test_a_block_held_after_a_signal_runs_to_its_end() -> None:
+    with Interrupts() as interrupts:
+        with pytest.raises(Interrupted):
+            send(signal.SIGTERM)
+        with interrupts.held():
+            saved = True
+    assert saved
+
+
 def test_the_handlers_of_before_come_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with Interrupts():

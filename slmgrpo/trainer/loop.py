@@ -120,9 +120,9 @@ def train(ctx: Context) -> None:
             for warning in form_watch.see(groups):
                 log.warning("%s", warning)
                 ctx.observer.warn(warning)
-            if _passed(recipe.train.save_every, ctx.step, updates) or ctx.step >= ctx.plan.steps:
+            if passes(recipe.train.save_every, ctx.step, updates) or ctx.step >= ctx.plan.steps:
                 save(ctx)
-        if _passed(recipe.train.eval_every, ctx.step, updates) and ctx.step < ctx.plan.steps:
+        if passes(recipe.train.eval_every, ctx.step, updates) and ctx.step < ctx.plan.steps:
             ctx.evaluate(ctx.step)
 
 
@@ -257,7 +257,7 @@ def _pad(values: Sequence[Sequence[float]], like: Tensor) -> Tensor:
     return torch.tensor(padded, dtype=like.dtype, device=like.device)
 
 
-def _passed(every: int, step: int, updates: int) -> bool:
+def passes(every: int, step: int, updates: int) -> bool:
     """Whether a multiple of `every` was reached in the rollout that ended at `step`."""
     return every > 0 and step // every > (step - updates) // every
 

@@ -23,13 +23,13 @@ import torch
 from slmgrpo import prompts
 from slmgrpo.callbacks import sample_lines, step_metrics
 from slmgrpo.errors import PlanError, RunError
-from slmgrpo.model import _quiet
+from slmgrpo.model import quiet
 from slmgrpo.rollout.engine import Completion, Request
 from slmgrpo.rollout.groups import Group, generate_and_grade
 from slmgrpo.run import Clock
 from slmgrpo.trainer import trl_config
 from slmgrpo.trainer.advantages import advantages
-from slmgrpo.trainer.loop import Context, _passed
+from slmgrpo.trainer.loop import Context, passes
 
 log = logging.getLogger("slmgrpo")
 
@@ -54,7 +54,7 @@ def prepare(ctx: Context) -> Callable[[], None]:
     recipe, device = ctx.recipe, ctx.policy.device.type
     asked = trl_config.config(recipe, ctx.plan, ctx.run, device="cuda" if device == "cuda" else "cpu")
     steps = Steps(ctx)
-    with _quiet():
+    with quiet():
         trainer = _build(ctx, asked, steps)
     kind = type(trainer)
     engine = f"{kind.__module__}.{kind.__qualname__}"
@@ -263,10 +263,10 @@ class Steps:
             ctx.run.append(ctx.run.samples, sample_lines(step, self.groups, self.weights))
         ctx.run.status("running", step)
         ctx.observer.step(line)
-        if last or (rollout_ends and _passed(train.save_every, step, train.updates_per_rollout)):
+        if last or (rollout_ends and passes(train.save_every, step, train.updates_per_rollout)):
             save(ctx)
         self._held.close()
-        if rollout_ends and not last and _passed(train.eval_every, step, train.updates_per_rollout):
+        if rollout_ends and not last and passes(train.eval_every, step, train.updates_per_rollout):
             ctx.evaluate(step)
             self.clock = Clock()
 

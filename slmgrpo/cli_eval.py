@@ -1,0 +1,397 @@
+"""The commands `eval` and `export`: parse, call, print; imports nothing heavy."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from slmgrpo.errors import RecipeError
+from slmgrpo.interrupt import Interrupted, Interrupts
+
+if TYPE_CHECKING:
+    from slmgrpo.eval.store import Evaluated
+    from slmgrpo.eval.suites import Loaded
+    from slmgrpo.eval.targets import Target
+
+
+class _RunByDefault(TyperGroup):
+    """`slmgrpo eval TARGET` is `slmgrpo eval run TARGET`: what is no subcommand is a target."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ("--help", "-h")):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+eval_app = typer.Typer(
+    cls=_RunByDefault,
+    help="Evaluate runs, adapters and models. `slmgrpo eval` alone evaluates the newest run against its base; "
+    "`slmgrpo eval TARGET ...` is `slmgrpo eval run TARGET ...`.",
+)
+
+PathArg = Annotated[Path, typer.Argument(help="A run, or a folder with evaluations.", metavar="PATH")]
+SandboxOption = Annotated[str, typer.Option(help="For code: strict, best or off.")]
+MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print Markdown in place of a table.")]
+
+
+@eval_app.command()
+def run(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="RUN, RUN:best, RUN:STEP, an adapter, a folder, a hub id, tiny; @0.5 behind it scales the adapter.",
+            metavar="TARGET",
+        ),
+    ] = None,
+    suite: Annotated[
+        list[str] | None, typer.Option(help="A suite, a group of suites or a file.", metavar="NAME")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Evaluate on this recipe's held-out rows, with its prompt.", metavar="RECIPE")
+    ] = None,
+    against: Annotated[str | None, typer.Option(help="Compare with this target.", metavar="TARGET")] = None,
+    alone: Annotated[bool, typer.Option("--alone", help="Do not compare a single run with its base.")] = False,
+    samples: Annotated[int | None, typer.Option(help="Completions a problem; 1: greedy.", min=1)] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="A greedy completion beside the drawn ones.")] = False,
+    budgets: Annotated[str | None, typer.Option(help="Token budgets, as in 512,2048.", metavar="N,N")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Draw at this temperature, also a single sample.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the drawn samples.", min=0)] = 0,
+    limit: Annotated[int | None, typer.Option(help="Only so many problems, always the same ones.", min=1)] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with the suites' plain files.", metavar="DIR")] = None,
+    best_of: Annotated[
+        str | None, typer.Option(help="A rule that chooses among the drawn samples.", metavar="RULE")
+    ] = None,
+    scales: Annotated[
+        str | None, typer.Option(help="Scales of one target's adapter, as in 0,0.25,0.5,0.75,1.", metavar="C,C")
+    ] = None,
+    headroom: Annotated[
+        bool, typer.Option("--headroom", help="Greedy against best-of-k on the recipe's training rows.")
+    ] = False,
+    base: Annotated[str | None, typer.Option(help="The model under an adapter.", metavar="MODEL")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the evaluations.", metavar="DIR")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Remove evaluations made with other settings.")] = False,
+    batch_tokens: Annotated[int | None, typer.Option(help="Tokens held in memory at once.", min=1)] = None,
+    sandbox: Annotated[str | None, typer.Option(help="For code: strict, best or off.")] = None,
+    as_markdown: MarkdownOption = False,
+) -> None:
+    """Evaluate targets side by side on suites, or on their recipe's held-out rows.
+
+    Example: `slmgrpo eval runs/mine --suite math --samples 8`
+    """
+    from slmgrpo.eval import evaluate as evaluating
+    from slmgrpo.recipe import Grading
+
+    chosen, opponent = _targets(targets, against, base, alone, out, scales)
+    loaded, own_grading = _suites(suite, recipe, chosen, headroom)
+    grading = own_grading or Grading()
+    if sandbox:
+        grading = Grading.model_validate(grading.model_dump() | {"sandbox": _sandbox(sandbox)})
+    options = evaluating.Options(
+        samples=samples or (8 if headroom else None),
+        greedy=greedy or headroom,
+        budgets=_numbers("--budgets", budgets, int) if budgets else None,
+        temperature=temperature,
+        seed=seed,
+        limit=limit or (100 if headroom else None),
+        data=data,
+        best_of=best_of,
+        fresh=fresh,
+        batch_tokens=batch_tokens or evaluating.BATCH_TOKENS,
+        grading=grading,
+    )
+    with Interrupts(), _Watch() as watch:
+        try:
+            found = evaluating.evaluate(chosen, loaded, options, watch)
+        except Interrupted as stop:
+            watch.note(f"{stop}: what is written is kept; the same command goes on from there")
+            raise
+    if headroom:
+        _print_headroom(found, as_markdown)
+    else:
+        _print(found, _pairs(found, opponent), chosen, as_markdown)
+
+
+@eval_app.command()
+def show(
+    path: PathArg,
+    suite: Annotated[str | None, typer.Option(help="Only this suite.", metavar="NAME")] = None,
+    wrong: Annotated[bool, typer.Option("--wrong", help="Also print samples that are not correct.")] = False,
+    count: Annotated[int, typer.Option(help="How many of them.", min=1)] = 5,
+    as_markdown: MarkdownOption = False,
+) -> None:
+    """Show saved evaluations again, and samples that went wrong.
+
+    Example: `slmgrpo eval show runs/mine --wrong`
+    """
+    from slmgrpo.eval import store
+
+    found = [one for one in store.find(path) if suite in (None, one.suite)]
+    if not found:
+        raise RecipeError(f"{path}: no evaluation on {suite}; leave --suite out to see what is there")
+    _print(found, [], [], as_markdown)
+    if wrong:
+        for one in found:
+            for line in [line for line in one.lines if not line["correct"]][:count]:
+                typer.echo(_wrong(one, line))
+
+
+@eval_app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(help="The evaluations to compare with.", metavar="A")],
+    b: Annotated[Path, typer.Argument(help="The evaluations to compare.", metavar="B")],
+    as_markdown: MarkdownOption = False,
+) -> None:
+    """Compare two saved evaluations problem by problem, without a model.
+
+    Example: `slmgrpo eval compare runs/mine/eval/base runs/mine/eval/step_60`
+    """
+    from dataclasses import replace
+
+    from slmgrpo.eval import store
+
+    left, right = store.find(a), store.find(b)
+    pairs = []
+    for one in left:
+        matching = [other for other in right if other.suite == one.suite]
+        if matching:
+            pairs.append((one, matching[0]))
+    if not pairs:
+        raise RecipeError(f"{a} and {b} share no suite: {_names(left)} and {_names(right)}")
+    for side, path in ((left, a), (right, b)):
+        if len({one.suite for one in side}) < len(side):
+            raise RecipeError(f"{path}: holds several targets; give one of {_homes(side)}")
+    if any(one.label == other.label for one, other in pairs):
+        pairs = [(replace(one, label="A"), replace(other, label="B")) for one, other in pairs]
+        typer.echo(f"A: {a}\nB: {b}")
+    found = [one for pair in pairs for one in pair]
+    _print(found, pairs, [], as_markdown)
+
+
+@eval_app.command()
+def regrade(
+    path: PathArg,
+    data: Annotated[Path | None, typer.Option(help="Folder with the suites' plain files.", metavar="DIR")] = None,
+    sandbox: SandboxOption = "strict",
+) -> None:
+    """Grade saved samples again by the present rules, without a model.
+
+    Example: `slmgrpo eval regrade runs/mine`
+    """
+    from slmgrpo.eval import store
+    from slmgrpo.eval.regrade import regrade as again
+    from slmgrpo.eval.table import share
+    from slmgrpo.recipe import Grading
+
+    grading = Grading.model_validate({"sandbox": _sandbox(sandbox)})
+    for before in store.find(path):
+        done = again(before, grading, data=data)
+        budget = before.settings["budgets"][-1]
+        old, new = (share(side.by_budget[budget]["accuracy"]) for side in (done.before, done.after))
+        ids = f": {', '.join(done.changed[:3])}{' ...' if len(done.changed) > 3 else ''}" if done.changed else ""
+        typer.echo(f"{before.label} {before.suite}: {old} -> {new}, {len(done.changed)} problems changed{ids}")
+
+
+@eval_app.command()
+def suites(
+    copy: Annotated[str | None, typer.Option(help="Copy this suite to edit it.", metavar="NAME")] = None,
+    to: Annotated[Path, typer.Option(help="Where the copy goes.", metavar="FILE")] = Path(),
+) -> None:
+    """List the packaged suites, or copy one.
+
+    Example: `slmgrpo eval suites --copy gsm8k --to mine.yaml`
+    """
+    from slmgrpo.eval import suites as packaged
+
+    if copy is not None:
+        made = packaged.copy(copy, to)
+        typer.echo(f"{made}: edit it, then `slmgrpo eval TARGET --suite {made}`")
+        return
+    for name in packaged.packaged_suites():
+        suite = packaged.find(name)[0].suite
+        mark = "" if suite.verified else " (not verified)"
+        typer.echo(f"{name:<17} {suite.group:<6} {suite.description}{mark}")
+
+
+def _targets(
+    texts: list[str] | None, against: str | None, base: str | None, alone: bool, out: Path | None, scales: str | None
+) -> tuple[list[Target], str | None]:
+    """The targets to evaluate, the one to compare with first; and its label."""
+    from dataclasses import replace
+
+    from slmgrpo.eval import targets as parsing
+
+    given = texts or [str(parsing.newest_run())]
+    chosen = [parsing.parse(text, base=base) for text in given]
+    opponent: Target | None = None
+    if scales is not None:
+        if len(chosen) > 1 or chosen[0].adapter is None or chosen[0].scale != 1:
+            raise RecipeError("--scales: takes one target with an adapter, and without @ behind it")
+        values = _numbers("--scales", scales, float)
+        if not all(0 <= value <= 1 for value in values):
+            raise RecipeError("--scales: each lies between 0 (the base) and 1 (the adapter)")
+        chosen = [chosen[0].scaled(value) for value in values]
+        opponent = next((target for target in chosen if target.scale == 0), None)
+    if against is not None:
+        opponent = parsing.parse(against, base=base)
+    elif len(chosen) == 1 and chosen[0].adapter is not None and not alone:
+        opponent = chosen[0].bare()
+    everything = ([opponent] if opponent and opponent not in chosen else []) + chosen
+    apart = parsing.told_apart(everything)
+    label = None if opponent is None else apart[everything.index(opponent)].label
+    if out is not None:
+        apart = [replace(target, home=out / target.label.replace(":", "-")) for target in apart]
+    return apart, label
+
+
+def _suites(
+    names: list[str] | None, recipe: str | None, chosen: list[Target], headroom: bool
+) -> tuple[list[Loaded], Any]:
+    """The suites, and the grading settings of the recipe that they or the targets come from."""
+    from slmgrpo.eval import suites as packaged
+    from slmgrpo.eval import targets as parsing
+
+    own, folder = None, Path()
+    if recipe is not None:
+        from slmgrpo.recipe_load import load
+
+        read = load(recipe)
+        own, folder = read.recipe, read.base
+    elif run := next((target.run for target in chosen if target.run), None):
+        own, folder = parsing.recipe_of(run)
+    grading = own.grading if own else None
+    if headroom:
+        if own is None:
+            raise RecipeError("--headroom: looks at training rows; give a run, or --recipe")
+        return packaged.of_recipe(own, folder, "train"), grading
+    if names:
+        found = [loaded for name in names for loaded in packaged.find(name)]
+        double = {loaded.name for loaded in found if sum(other.name == loaded.name for other in found) > 1}
+        if double:
+            raise RecipeError(f"--suite: {sorted(double)[0]} is named twice; name it once")
+        return found, grading
+    if own is None:
+        raise RecipeError(
+            "eval: on what? Give --suite (`slmgrpo eval suites` lists them), or --recipe for a recipe's held-out rows"
+        )
+    if not own.data.heldout:
+        raise RecipeError(f"{own.name}: the recipe holds no rows out; give --suite (`slmgrpo eval suites` lists them)")
+    return packaged.of_recipe(own, folder), grading
+
+
+def _pairs(found: list[Evaluated], opponent: str | None) -> list[tuple[Evaluated, Evaluated]]:
+    before = {one.suite: one for one in found if one.label == opponent}
+    return [(before[one.suite], one) for one in found if opponent is not None and one.label != opponent]
+
+
+def _print(
+    found: list[Evaluated], pairs: list[tuple[Evaluated, Evaluated]], chosen: list[Target], as_markdown: bool
+) -> None:
+    from slmgrpo.eval import compare as comparing
+    from slmgrpo.eval import table
+
+    comparisons = comparing.compare(pairs)
+    for target in chosen:
+        own = [one for one in comparisons if one.b == target.label]
+        if own:
+            comparing.save(own, target.home)
+    draw = table.markdown if as_markdown else table.text
+    for title, rows in (*table.main_table(found, comparisons), *table.details(found)):
+        typer.echo(draw(title, rows) + "\n")
+    for note in table.notes(found, comparisons):
+        typer.echo(note)
+    homes = sorted({str(one.folder.parent) for one in found})
+    typer.echo(f"samples: {' '.join(homes)}")
+
+
+def _print_headroom(found: list[Evaluated], as_markdown: bool) -> None:
+    from slmgrpo.eval import table
+
+    draw = table.markdown if as_markdown else table.text
+    title = f"headroom on training rows: {table.how(found[0].settings)}"
+    typer.echo(draw(title, table.headroom_table(found)))
+    typer.echo("headroom: best of k less greedy, points with 95 % intervals; near 0 there is little to learn")
+
+
+def _wrong(one: Evaluated, line: dict[str, Any]) -> str:
+    why = "; ".join(f"{name}: {verdict['why']}" for name, verdict in line["verdicts"].items() if verdict["why"])
+    text = line["text"] if len(line["text"]) <= 1500 else f"... {line['text'][-1500:]}"
+    head = f"--- {one.label} {one.suite} {line['id']}: {line['status']}, read {line['read']!r}, gold {line['gold']!r}"
+    return f"\n{head}\n{line.get('question', '')}\n> {text}\n{why}"
+
+
+def _names(found: list[Evaluated]) -> str:
+    return ", ".join(sorted({one.suite for one in found}))
+
+
+def _homes(found: list[Evaluated]) -> str:
+    return ", ".join(sorted({str(one.folder.parent) for one in found}))
+
+
+def _numbers(option: str, text: str, kind: type) -> tuple[Any, ...]:
+    try:
+        values = tuple(kind(part) for part in text.split(","))
+    except ValueError:
+        raise RecipeError(f"{option} {text}: numbers with commas between them, as in 512,2048") from None
+    if kind is int and min(values) < 1:
+        raise RecipeError(f"{option} {text}: each must be at least 1")
+    return values
+
+
+def _sandbox(text: str) -> str:
+    if text not in ("strict", "best", "off"):
+        raise RecipeError(f"--sandbox {text}: one of strict, best and off")
+    return text
+
+
+class _Watch:
+    """A bar with ETA on a terminal, a line now and then elsewhere (evaluate.Watcher)."""
+
+    def __enter__(self) -> _Watch:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description:<26}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=None)
+        self._stage, self._started, self._spoke = "", time.monotonic(), 0.0
+        self._first: int | None = None
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def stage(self, text: str) -> None:
+        self._stage = text
+        self._bar.update(self._task, description=text[:26])
+        if not self._console.is_terminal:
+            self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        if what == "writing":
+            self._bar.update(self._task, completed=done, total=total)
+            if self._first is None:
+                self._first, self._started = done, time.monotonic()
+        now = time.monotonic()
+        if self._console.is_terminal or now - self._spoke < 30 or what != "writing" or done == self._first:
+            return
+        left = (now - self._started) / (done - (self._first or 0)) * (total - done)
+        self._spoke = now
+        self._console.print(f"{self._stage}: {done}/{total}, ETA {left:.0f} s", markup=False, highlight=False)
+
+    def note(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
