@@ -119,9 +119,12 @@ class Pool:
         pending = _Pending(task)
         with self._lock:
             self._submitted.append(pending)
+            before = len(self._jobs)
             for reward in task.rewards:
                 self._ask(pending, reward)
-        self._wake()
+            more = len(self._jobs) > before
+        if more:
+            self._wake()
 
     def drain(self) -> Iterator[tuple[int, dict[str, Verdict]]]:
         """The verdicts of everything submitted so far, in that order, each as soon as it is there."""
