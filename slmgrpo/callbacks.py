@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from slmgrpo.rewards import signals
 from slmgrpo.rewards.base import Reward
 from slmgrpo.rewards.pool import RuleStats
-from slmgrpo.rollout.groups import Group
+from slmgrpo.rollout.groups import Group, Member
 from slmgrpo.run import Clock
 
 
@@ -103,7 +103,13 @@ def sample_lines(step: int, groups: Sequence[Group], advantages: Sequence[Sequen
                 "advantage": advantage,
                 "tokens": len(member.completion.token_ids),
                 "finish_reason": member.completion.finish_reason,
+                **({"option_order": order} if (order := _option_order(group, member)) else {}),
             }
+
+
+def _option_order(group: Group, member: Member) -> Any:
+    """How the options were shuffled for this member (shuffle.shuffle_options), where they were."""
+    return group.prompted.of(member.completion.member).row.get("option_order")
 
 
 def _by_task(groups: Sequence[Group]) -> dict[str, float]:

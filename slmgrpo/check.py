@@ -19,6 +19,7 @@ from slmgrpo.recipe import Recipe
 from slmgrpo.recipe_load import Loaded
 from slmgrpo.rewards.base import Reward
 from slmgrpo.rewards.pool import Pool
+from slmgrpo.rewards.shuffle import one_letter_baseline
 from slmgrpo.rules import rows_of, rules_of
 
 T = TypeVar("T")
@@ -105,6 +106,12 @@ def check(loaded: Loaded, tokenizer: Any = None, *, graded_rows: int = 100) -> R
         findings.problems.extend(serious)
         findings.warnings.extend(slight)
         findings.unchecked.extend(gold.unchecked)
+    for source, rows in zip(sources, _by_source(train, heldout, recipe), strict=True):
+        if rows and all(row.get("choices") for row in rows):
+            always = one_letter_baseline(rows)
+            findings.warnings.append(
+                f"{source.source}: always naming {always.letter} is right in {always.share:.0%} of {always.rows} rows"
+            )
     seen = overlap(train, heldout)
     again, contrary = repeated(train)
     _judge_repetitions(seen, again, contrary, train, heldout, findings)

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -15,14 +14,13 @@ from slmgrpo.interrupt import Interrupted, Interrupts
 
 if TYPE_CHECKING:
     from slmgrpo.eval.store import Evaluated
-    from slmgrpo.eval.suites import Loaded
     from slmgrpo.eval.targets import Target
 
 
 class _RunByDefault(TyperGroup):
     """`slmgrpo eval TARGET` is `slmgrpo eval run TARGET`: what is no subcommand is a target."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] not in ("--help", "-h")):
             args = ["run", *args]
         return super().parse_args(ctx, args)
@@ -83,18 +81,19 @@ def run(
 
     Example: `slmgrpo eval runs/mine --suite math --samples 8`
     """
+    from slmgrpo.eval import choose
     from slmgrpo.eval import evaluate as evaluating
     from slmgrpo.recipe import Grading
 
-    chosen, opponent = _targets(targets, against, base, alone, out, scales)
-    loaded, own_grading = _suites(suite, recipe, chosen, headroom)
+    chosen, opponent = choose.targets_of(targets or [], against, base=base, alone=alone, out=out, scales=scales)
+    loaded, own_grading = choose.suites_of(suite or [], recipe, chosen, headroom=headroom)
     grading = own_grading or Grading()
     if sandbox:
         grading = Grading.model_validate(grading.model_dump() | {"sandbox": _sandbox(sandbox)})
     options = evaluating.Options(
         samples=samples or (8 if headroom else None),
         greedy=greedy or headroom,
-        budgets=_numbers("--budgets", budgets, int) if budgets else None,
+        budgets=choose.budgets_of(budgets),
         temperature=temperature,
         seed=seed,
         limit=limit or (100 if headroom else None),
@@ -217,72 +216,6 @@ def suites(
         typer.echo(f"{name:<17} {suite.group:<6} {suite.description}{mark}")
 
 
-def _targets(
-    texts: list[str] | None, against: str | None, base: str | None, alone: bool, out: Path | None, scales: str | None
-) -> tuple[list[Target], str | None]:
-    """The targets to evaluate, the one to compare with first; and its label."""
-    from dataclasses import replace
-
-    from slmgrpo.eval import targets as parsing
-
-    given = texts or [str(parsing.newest_run())]
-    chosen = [parsing.parse(text, base=base) for text in given]
-    opponent: Target | None = None
-    if scales is not None:
-        if len(chosen) > 1 or chosen[0].adapter is None or chosen[0].scale != 1:
-            raise RecipeError("--scales: takes one target with an adapter, and without @ behind it")
-        values = _numbers("--scales", scales, float)
-        if not all(0 <= value <= 1 for value in values):
-            raise RecipeError("--scales: each lies between 0 (the base) and 1 (the adapter)")
-        chosen = [chosen[0].scaled(value) for value in values]
-        opponent = next((target for target in chosen if target.scale == 0), None)
-    if against is not None:
-        opponent = parsing.parse(against, base=base)
-    elif len(chosen) == 1 and chosen[0].adapter is not None and not alone:
-        opponent = chosen[0].bare()
-    everything = ([opponent] if opponent and opponent not in chosen else []) + chosen
-    apart = parsing.told_apart(everything)
-    label = None if opponent is None else apart[everything.index(opponent)].label
-    if out is not None:
-        apart = [replace(target, home=out / target.label.replace(":", "-")) for target in apart]
-    return apart, label
-
-
-def _suites(
-    names: list[str] | None, recipe: str | None, chosen: list[Target], headroom: bool
-) -> tuple[list[Loaded], Any]:
-    """The suites, and the grading settings of the recipe that they or the targets come from."""
-    from slmgrpo.eval import suites as packaged
-    from slmgrpo.eval import targets as parsing
-
-    own, folder = None, Path()
-    if recipe is not None:
-        from slmgrpo.recipe_load import load
-
-        read = load(recipe)
-        own, folder = read.recipe, read.base
-    elif run := next((target.run for target in chosen if target.run), None):
-        own, folder = parsing.recipe_of(run)
-    grading = own.grading if own else None
-    if headroom:
-        if own is None:
-            raise RecipeError("--headroom: looks at training rows; give a run, or --recipe")
-        return packaged.of_recipe(own, folder, "train"), grading
-    if names:
-        found = [loaded for name in names for loaded in packaged.find(name)]
-        double = {loaded.name for loaded in found if sum(other.name == loaded.name for other in found) > 1}
-        if double:
-            raise RecipeError(f"--suite: {sorted(double)[0]} is named twice; name it once")
-        return found, grading
-    if own is None:
-        raise RecipeError(
-            "eval: on what? Give --suite (`slmgrpo eval suites` lists them), or --recipe for a recipe's held-out rows"
-        )
-    if not own.data.heldout:
-        raise RecipeError(f"{own.name}: the recipe holds no rows out; give --suite (`slmgrpo eval suites` lists them)")
-    return packaged.of_recipe(own, folder), grading
-
-
 def _pairs(found: list[Evaluated], opponent: str | None) -> list[tuple[Evaluated, Evaluated]]:
     before = {one.suite: one for one in found if one.label == opponent}
     return [(before[one.suite], one) for one in found if opponent is not None and one.label != opponent]
@@ -330,16 +263,6 @@ def _names(found: list[Evaluated]) -> str:
 
 def _homes(found: list[Evaluated]) -> str:
     return ", ".join(sorted({str(one.folder.parent) for one in found}))
-
-
-def _numbers(option: str, text: str, kind: type) -> tuple[Any, ...]:
-    try:
-        values = tuple(kind(part) for part in text.split(","))
-    except ValueError:
-        raise RecipeError(f"{option} {text}: numbers with commas between them, as in 512,2048") from None
-    if kind is int and min(values) < 1:
-        raise RecipeError(f"{option} {text}: each must be at least 1")
-    return values
 
 
 def _sandbox(text: str) -> str:

@@ -77,6 +77,8 @@ class Source(Section):
     """Settings of the generator (reasoning_gym)."""
     rewards: list[RewardUse] | None = None
     """Rules for this source's rows in place of the recipe's."""
+    shuffle_options: Literal["item", "member"] | None = None
+    """Multiple-choice options in an order drawn by the recipe's seed: one a row, or another for each group member."""
 
 
 class Example(Section):

@@ -18,9 +18,10 @@ from slmgrpo.callbacks import Observer
 from slmgrpo.errors import PlanError, RecipeError, RunError, SlmgrpoError
 from slmgrpo.interrupt import Interrupted, Interrupts
 from slmgrpo.plan import Plan
-from slmgrpo.recipe import Recipe
+from slmgrpo.recipe import Recipe, Source
 from slmgrpo.rewards.base import Reward
 from slmgrpo.rewards.pool import Pool
+from slmgrpo.rewards.shuffle import one_letter_baseline, shuffle_options
 from slmgrpo.rollout.engine import Engine
 from slmgrpo.rollout.groups import Prompted
 from slmgrpo.rules import rows_of, rules_of, sandbox_of
@@ -72,8 +73,8 @@ def train(
             observer.stage(f"loading {recipe.model.id}")
             policy = model.load(recipe, max_length=plan.max_length)
             prompts.set_chat_template(policy.tokenizer, recipe.model, base)
-            prompted = _prompted(train_rows, train_rules, recipe, policy.tokenizer)
-            heldout = _prompted(heldout_rows, heldout_rules, recipe, policy.tokenizer)
+            prompted = _prompted(train_rows, recipe.data.train, train_rules, recipe, policy.tokenizer)
+            heldout = _prompted(heldout_rows, recipe.data.heldout, heldout_rules, recipe, policy.tokenizer)
             _check_lengths(train_rows, prompted, recipe)
             cold_rows = _cold_rows(recipe, base)
             engine, optimizer = _engine(recipe, policy), loop.optimizer_of(recipe.optimizer, policy)
@@ -179,14 +180,37 @@ def _evaluate(ctx: loop.Context, heldout: dict[str, Prompted], step: int) -> dic
 
 
 def _prompted(
-    rows: Sequence[data.Row], rules: Sequence[tuple[Reward, ...]], recipe: Recipe, tokenizer: Any
+    rows: Sequence[data.Row],
+    sources: Sequence[Source],
+    rules: Sequence[tuple[Reward, ...]],
+    recipe: Recipe,
+    tokenizer: Any,
 ) -> dict[str, Prompted]:
-    """Rendered prompts by row id, those within prompt.max_tokens."""
-    return {
-        row["id"]: Prompted(row, rendered.ids, rendered.prefill, rules[row["source_index"]])
-        for row, rendered in zip(rows, prompts.render_all(rows, recipe.prompt, tokenizer), strict=True)
-        if len(rendered.ids) <= recipe.prompt.max_tokens
-    }
+    """Rendered prompts by row id, those within prompt.max_tokens; options shuffled where a source asks for it."""
+    orders = [sources[row["source_index"]].shuffle_options for row in rows]
+    plain = [
+        _shuffled(row, recipe.seed, None) if order == "item" else row for row, order in zip(rows, orders, strict=True)
+    ]
+    kept = {}
+    for row, order, rendered in zip(plain, orders, prompts.render_all(plain, recipe.prompt, tokenizer), strict=True):
+        if len(rendered.ids) > recipe.prompt.max_tokens:
+            continue
+        own = rules[row["source_index"]]
+        variants: tuple[Prompted, ...] = ()
+        if order == "member":
+            turned = [_shuffled(row, recipe.seed, member) for member in range(recipe.sampling.group_size)]
+            seen = prompts.render_all(turned, recipe.prompt, tokenizer)
+            variants = tuple(Prompted(r, p.ids, p.prefill, own) for r, p in zip(turned, seen, strict=True))
+        kept[row["id"]] = Prompted(row, rendered.ids, rendered.prefill, own, variants)
+    return kept
+
+
+def _shuffled(row: data.Row, seed: int, member: int | None) -> data.Row:
+    if not row.get("choices") or prompts.question(row) == row["question"]:
+        raise RecipeError(
+            f"shuffle_options: {row['id']} has no `choices`, or its question lists them itself; take it out"
+        )
+    return shuffle_options(row, seed=seed, member=member)
 
 
 def _cold_rows(recipe: Recipe, base: Path) -> data.Rows | None:
@@ -251,6 +275,12 @@ def _log_data(recipe: Recipe, *parts: tuple[data.Rows, dict[str, Prompted]]) -> 
         log.info("%d rows, %d prompts within %d tokens", len(rows), len(kept), recipe.prompt.max_tokens)
         for note in rows.notes:
             log.warning("%s", note)
+        choice = [prompted.row for prompted in kept.values() if prompted.row.get("choices")]
+        if choice:
+            always = one_letter_baseline(choice)
+            log.info(
+                "always naming %s would be right in %.1f %% of %d rows", always.letter, 100 * always.share, always.rows
+            )
 
 
 def _saved_scores(run: RunDir, step: int) -> dict[str, Any] | None:

@@ -27,6 +27,12 @@ class Prompted:
     prefill: str
     """What the template has already written of the model's turn; judged together with the completion."""
     rewards: tuple[Reward, ...]
+    variants: tuple[Prompted, ...] = ()
+    """One for each group member where members see different prompts (shuffled options)."""
+
+    def of(self, member: int) -> Prompted:
+        """What this member of the group sees."""
+        return self.variants[member] if self.variants else self
 
 
 @dataclass(frozen=True)
@@ -68,13 +74,14 @@ def generate_and_grade(
     """Write group_size completions a prompt; each is graded while the others are still being written."""
     size = group_size
     requests = [
-        Request(i, p.prompt_ids, tuple(range(size)), prompt_key(p.row["id"]), recipe.sampling.max_tokens)
+        Request(i, p.of(members[0]).prompt_ids, members, prompt_key(p.row["id"]), recipe.sampling.max_tokens)
         for i, p in enumerate(prompts)
+        for members in ([(member,) for member in range(size)] if p.variants else [tuple(range(size))])
     ]
     count = len(prompts) * size
     done: dict[int, tuple[Completion, str]] = {}
     for completion in engine.generate(requests, step=step):
-        prompted = prompts[completion.index]
+        prompted = prompts[completion.index].of(completion.member)
         text = tokenizer.decode(_without_end(completion, engine.end_ids), skip_special_tokens=False)
         key = completion.index * size + completion.member
         done[key] = (completion, text)

@@ -132,7 +132,7 @@ def _micro_batches(ctx: Context, groups: Sequence[Group], weights: list[list[flo
     drop = losses.why_silent_rows_run(recipe.loss, recipe.lora.dropout) is None
     masked = recipe.loss.mask_truncated_completions  # such rows have no gradient at all
     every = [
-        (group.prompted.prompt_ids, member.completion, weight)
+        (group.prompted.of(member.completion.member).prompt_ids, member.completion, weight)
         for group, group_weights in zip(groups, weights, strict=True)
         for member, weight in zip(group.members, group_weights, strict=True)
     ]

@@ -80,6 +80,8 @@ def inexpressible(recipe: Recipe, plan: Plan) -> Iterator[str]:
         )
     if recipe.loss.sampling_correction == "bypass":
         yield "loss.sampling_correction=bypass: TRL's generate reports no log-probs to start from; set it to none"
+    if any(source.shuffle_options == "member" for source in recipe.data.train):
+        yield "shuffle_options: member: TRL's groups share one prompt; use item"
     if plan.gpus > 1:
         yield f"--gpus {plan.gpus}: this baseline runs in one process; use --gpus 1"
 

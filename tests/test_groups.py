@@ -1,0 +1,67 @@
+"""Shuffled options: what each member of a group sees, writes and is graded by."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slmgrpo.callbacks import Silent
+from slmgrpo.errors import RecipeError
+from slmgrpo.plan import plan
+from slmgrpo.recipe_load import load
+from slmgrpo.train import train
+
+RECIPE = """
+model: tiny
+data: {train: [{source: "file:choices.jsonl", shuffle_options: ORDER}]}
+prompt: {max_tokens: 128}
+rewards: [{use: mcq.correct}]
+sampling: {max_tokens: 12, group_size: 6}
+train: {steps: 1, prompts_per_step: 8}
+"""
+
+
+def trained(folder: Path, order: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    (folder / "choices.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "recipe.yaml").write_text(RECIPE.replace("ORDER", order))
+    loaded = load(folder / "recipe.yaml")
+    outcome = train(loaded.recipe, plan(loaded), base=folder, out=folder / "run", resume=None, observer=Silent())
+    return [json.loads(line) for line in outcome.run.samples.read_text().splitlines()]
+
+
+def rows() -> list[dict[str, Any]]:
+    """Every right answer is the option `7`, in place B of the file."""
+    return [
+        {"id": f"q{i}", "question": f"What is {i}+{7 - i}?", "choices": ["3", "7", "5", "9"], "answer": "B"}
+        for i in range(8)
+    ]
+
+
+@pytest.mark.parametrize(("order", "orders_of_a_group"), [("item", 1), ("member", 6)])
+def test_each_completion_is_graded_by_the_options_that_it_saw(
+    tmp_path: Path, order: str, orders_of_a_group: int
+) -> None:
+    samples = trained(tmp_path, order, rows())
+    assert len(samples) == 8 * 6
+    seen = 0
+    for question in {sample["id"] for sample in samples}:
+        own = [sample for sample in samples if sample["id"] == question]
+        orders = {tuple(sample["option_order"]["order"]) for sample in own}
+        assert len(orders) <= orders_of_a_group
+        seen = max(seen, len(orders))
+        for sample in own:
+            right = "ABCD"[sample["option_order"]["order"].index(1)]
+            if sample["statuses"]["mcq.correct"] in ("correct", "wrong"):
+                read = sample["read"]["mcq.correct"]
+                assert (sample["values"]["mcq.correct"] == 1.0) == (read == right)
+    assert seen > 1 if order == "member" else seen == 1
+
+
+def test_a_question_that_lists_its_options_itself_cannot_be_shuffled(tmp_path: Path) -> None:
+    listed = [row | {"question": row["question"] + "\nA) 3\nB) 7\nC) 5\nD) 9"} for row in rows()]
+    with pytest.raises(RecipeError, match="its question lists them itself"):
+        trained(tmp_path, "item", listed)
+    assert not (tmp_path / "run").exists()
