@@ -1,0 +1,5 @@
+"""Fixtures that several test files share."""
+
+from jailed import box, strongest
+
+__all__ = ["box", "strongest"]
