@@ -100,7 +100,7 @@ class Pool:
         self._submitted: deque[_Pending] = deque()
         self._statuses: dict[str, Counter[str]] = collections.defaultdict(Counter)
         self._seconds: dict[str, deque[float]] = collections.defaultdict(lambda: deque(maxlen=10_000))
-        self._total_s: Counter[str] = Counter()
+        self._total_s: dict[str, float] = collections.defaultdict(float)
         self._closing = False
         self._failure: BaseException | None = None
         self._wake_out, self._wake_in = os.pipe()

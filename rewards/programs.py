@@ -13,6 +13,7 @@ from slmgrpo.rewards.extract import Block, after_thinking, code_blocks
 
 MAX_PROGRAM = 100_000
 PYTHON = ("python", "py", "python3")
+HOLDS_ANSWERS = "it holds the expected answers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ def trivial(source: str, entry_point: str, tests: Any) -> str:
     wanted = expected_constants(tests)
     held = {repr(n.value) for n in ast.walk(tree) if isinstance(n, ast.Constant)}
     if len(wanted) >= 2 and wanted <= held:
-        return "it holds the expected answers"
+        return HOLDS_ANSWERS
     return ""
 
 

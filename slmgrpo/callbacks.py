@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 from slmgrpo.rewards import signals
 from slmgrpo.rewards.base import Reward
+from slmgrpo.rewards.code import not_trivial
 from slmgrpo.rewards.pool import RuleStats
+from slmgrpo.rewards.programs import HOLDS_ANSWERS
 from slmgrpo.rollout.groups import Group, Member
 from slmgrpo.run import Clock
 
@@ -70,6 +72,7 @@ def step_metrics(
         "rules": {name: rule.mean for name, rule in sorted(rules.items()) if rule.mean is not None},
         "statuses": {name: dict(sorted(rule.statuses.items())) for name, rule in sorted(rules.items())},
         "correctness_share": _correctness_shares(groups),
+        "hard_coded": _hard_coded(groups),
         "length": tokens / len(members),
         "truncated": fmean(member.completion.finish_reason == "length" for member in members),
         "silent": fmean(not any(group) for group in advantages),
@@ -130,6 +133,18 @@ def _correctness_shares(groups: Sequence[Group]) -> dict[str, float | None]:
         )
         for task, own in sorted(tasks.items())
     }
+
+
+def _hard_coded(groups: Sequence[Group]) -> float | None:
+    """Of the programs that pass their tests, the share that holds the expected values: no sandbox can stop those."""
+    found = [
+        not_trivial(member.text, group.prompted.row.get("entry_point") or "", group.prompted.row["tests"]).why
+        for group in groups
+        if group.prompted.row.get("tests")
+        for member in group.members
+        if member.correct
+    ]
+    return fmean(why == HOLDS_ANSWERS for why in found) if found else None
 
 
 class FormWatch:

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from slmgrpo.errors import RunError
 from slmgrpo.model import cache_dir
 
 NEEDED = ("unsloth", "torch", "trl", "transformers", "peft", "bitsandbytes", "datasets", "math-verify")
@@ -74,7 +75,10 @@ def _engines(device: Finding) -> Finding:
 def _sandbox() -> list[Finding]:
     from slmgrpo.rewards.sandbox import probe
 
-    rung = probe()
+    try:
+        rung = probe()
+    except RunError as error:
+        return [Finding("sandbox", "fault", str(error))]
     state = "ok" if rung.number <= 3 else "fault"
     return [
         Finding("sandbox", state, f"rung {rung.number}: {rung.name}"),

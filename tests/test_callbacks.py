@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from slmgrpo.callbacks import FormWatch, sample_lines, step_metrics
 from slmgrpo.rewards.base import Reward, Verdict
 from slmgrpo.rollout.engine import Completion
@@ -35,6 +37,24 @@ def test_a_step_counts_accuracy_statuses_and_shares_per_task() -> None:
     assert line["correctness_share"] == {"math": 1.0, "science": None}
     assert (line["unjudged"], line["silent"], line["truncated"]) == (1 / 8, 0.5, 0.25)
     assert (line["length"], line["tokens"], line["loss"]) == (3.0, 24, 0.5)
+
+
+def test_right_programs_that_hold_the_expected_values_are_counted() -> None:
+    rows = group("code", True, True, False, True)
+    tests = ["assert f(3) == 107", "assert f(4) == 208"]
+    texts = (
+        "return {3: 107, 4: 208}[x]",
+        "return x * 101 - 196",
+        "return [107, 208][x]",
+        "return 107 if x < 4 else 208",
+    )
+    members = tuple(
+        replace(member, text=f"```python\ndef f(x):\n    {text}\n```")
+        for member, text in zip(rows.members, texts, strict=True)
+    )
+    prompted = replace(rows.prompted, row=rows.prompted.row | {"tests": tests, "entry_point": "f"})
+    line = step_metrics(1, [Group(prompted, members)], [[0.0] * 4], {}, Clock(), trained=0, dropped=4)
+    assert line["hard_coded"] == 2 / 3
 
 
 def test_samples_say_what_was_read_and_what_each_rule_gave() -> None:
