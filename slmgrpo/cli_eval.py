@@ -289,7 +289,7 @@ class _Watch:
             transient=True,
         )
         self._task = self._bar.add_task("", total=None)
-        self._stage, self._started, self._spoke = "", time.monotonic(), 0.0
+        self._stage, self._started, self._spoke = "", time.monotonic(), time.monotonic()
         self._first: int | None = None
         if self._console.is_terminal:
             self._bar.start()
