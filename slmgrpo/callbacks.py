@@ -106,8 +106,16 @@ def sample_lines(step: int, groups: Sequence[Group], advantages: Sequence[Sequen
                 "advantage": advantage,
                 "tokens": len(member.completion.token_ids),
                 "finish_reason": member.completion.finish_reason,
+                **_columns_read(group, member),
                 **({"option_order": order} if (order := _option_order(group, member)) else {}),
             }
+
+
+def _columns_read(group: Group, member: Member) -> dict[str, Any]:
+    """The columns that the rules read, so that `slmgrpo reward score` can judge the sample again."""
+    seen = group.prompted.of(member.completion.member)
+    names = {name for reward in seen.rewards for name in reward.reads or reward.columns}
+    return {name: seen.row[name] for name in sorted(names & seen.row.keys())}
 
 
 def _option_order(group: Group, member: Member) -> Any:

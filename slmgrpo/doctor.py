@@ -49,7 +49,7 @@ def _extra(name: str, extra: str) -> Finding:
     try:
         return Finding(name, "ok", metadata.version(name))
     except metadata.PackageNotFoundError:
-        return Finding(name, "absent", "optional, not installed", f"pip install 'slmgrpo[{extra}]'")
+        return Finding(name, "absent", "not installed", f"pip install 'slmgrpo[{extra}]'")
 
 
 def _device() -> Finding:
@@ -81,7 +81,7 @@ def _sandbox() -> list[Finding]:
         return [Finding("sandbox", "fault", str(error))]
     state = "ok" if rung.number <= 3 else "fault"
     return [
-        Finding("sandbox", state, f"rung {rung.number}: {rung.name}"),
+        Finding("sandbox", state, f"rung {rung.number} of 4, {rung.name} (1 is the strongest; strict accepts 1 to 3)"),
         Finding("  protects", "ok", rung.protects),
         Finding("  does not", "ok", rung.does_not),
     ]

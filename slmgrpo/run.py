@@ -143,16 +143,33 @@ def create(name: str, out: Path | None, root: Path = Path("runs")) -> RunDir:
             path = root / f"{stem}-{count}"
     else:
         path = out
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RecipeError(
-                f"{path}: already in use; continue that run with `slmgrpo train --resume {path}`, "
-                "choose another --out, or remove it"
-            )
+        refuse_used(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{path}: cannot be made ({error.strerror}); choose another place with --out") from None
+        raise RecipeError(f"{path}: cannot be made ({error.strerror}); choose another place with --out") from None
     return RunDir(path)
+
+
+def refuse_used(path: Path) -> None:
+    """Refuse a directory that a new run cannot have, with its ways out; asked before anything is loaded."""
+    if path.is_dir() and any(path.iterdir()):
+        if not (path / "recipe.json").exists():
+            raise RecipeError(f"{path}: is not empty and not a run; choose another --out, or empty it")
+        RunDir(path).lock()
+        raise RecipeError(
+            f"{path}: already in use; continue that run with `slmgrpo train --resume {path}`, "
+            "choose another --out, or remove it"
+        )
+    if path.exists() and not path.is_dir():
+        raise RecipeError(f"{path}: is a file; choose another --out")
+    missing = [parent for parent in (path, *path.parents) if not parent.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        for made in missing:
+            made.rmdir()
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be made ({error.strerror}); choose another place with --out") from None
 
 
 def open_run(path: Path) -> RunDir:

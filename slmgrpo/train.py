@@ -56,6 +56,8 @@ def train(
             trl_config.check(recipe, plan, resume)
         if resume is not None:
             resume.lock()
+        elif out is not None:
+            runs.refuse_used(out)
         trackers.check(recipe)
         observer.stage("reading data")
         train_rules = [rules_of(recipe, source, base) for source in recipe.data.train]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -33,16 +33,10 @@ class LiveView:
         self._stage = ""
         self._started = time.monotonic()
         self._first = 0
-        self._bars = Progress(
-            TextColumn("{task.description:<22}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("ETA"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=console,
-        )
-        self._all = self._bars.add_task("step", total=steps, visible=False)
-        self._part = self._bars.add_task("", total=None, visible=False)
+        self._overall = _bars(console)
+        self._all = self._overall.add_task("step", total=steps, visible=False)
+        self._parts = _bars(console)
+        self._part = ("", self._parts.add_task("", visible=False))
         self._live = Live(self._draw(), console=console, refresh_per_second=4, transient=False)
 
     def __enter__(self) -> LiveView:
@@ -52,33 +46,44 @@ class LiveView:
 
     def __exit__(self, *_: object) -> None:
         if self._console.is_terminal:
-            self._bars.update(self._part, visible=False)
+            self._begin("")
             self._stage = ""
+            self._overall.update(self._all, visible=False)
             self._live.update(self._draw(), refresh=True)
             self._live.stop()
 
     def stage(self, text: str) -> None:
         self._stage = text
-        if not self._rows:
+        if text == "training":
             self._started = time.monotonic()
-        self._bars.update(self._part, visible=False)
+            self._overall.update(self._all, visible=True)
         if self._console.is_terminal:
+            self._begin("")
             self._live.update(self._draw())
         else:
             self._console.print(text, soft_wrap=True)
 
     def progress(self, what: str, done: int, total: int) -> None:
-        if self._console.is_terminal:
-            self._bars.update(self._part, description=what, completed=done, total=total, visible=True)
+        if self._console.is_terminal and total > 1:
+            self._begin(what)
+            self._parts.update(self._part[1], completed=done, total=total)
+
+    def _begin(self, what: str) -> None:
+        """A bar of its own for each part of a stage, so that its ETA knows nothing of the one before."""
+        if self._part[0] != what:
+            self._parts.remove_task(self._part[1])
+            self._part = (what, self._parts.add_task(what, visible=bool(what)))
 
     def warn(self, text: str) -> None:
         self._console.print(Text(f"warning: {text}", style="yellow"), soft_wrap=True)
 
     def step(self, metrics: Mapping[str, Any]) -> None:
-        self._first = self._first or metrics["step"]
+        if not self._first:
+            self._first = metrics["step"]
+            self._overall.reset(self._all, completed=self._first - 1)
         self._rows.append(metrics)
         if self._console.is_terminal:
-            self._bars.update(self._all, completed=metrics["step"], visible=True)
+            self._overall.update(self._all, completed=metrics["step"], visible=True)
             self._live.update(self._draw())
             return
         if metrics["step"] % self._every == 0 or metrics["step"] in (1, self._steps):
@@ -90,9 +95,32 @@ class LiveView:
         parts: list[RenderableType] = []
         if self._rows:
             parts.append(steps_table(self._rows))
-        if self._stage and not self._rows:
-            parts.append(self._stage + " ...")
-        return Group(*parts, self._bars)
+        if self._stage:
+            parts.append(f"{self._stage} ...")
+        return Group(*parts, self._overall, self._parts)
+
+
+def _bars(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:<10}"),
+        BarColumn(bar_width=30),
+        TextColumn("{task.completed:>6.0f}/{task.total:<6.0f}"),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def show(renderable: RenderableType) -> None:
+    """Print to the terminal, or plain lines without trailing blanks where the output goes elsewhere."""
+    console = Console()
+    if console.is_terminal:
+        console.print(renderable)
+        return
+    with console.capture() as captured:
+        console.print(renderable)
+    for line in captured.get().splitlines():
+        console.print(line.rstrip(), soft_wrap=True, markup=False, highlight=False)
 
 
 def steps_table(rows: Sequence[Mapping[str, Any]] | deque[Mapping[str, Any]]) -> Table:

@@ -74,6 +74,10 @@ def test_the_generated_parts_of_the_readme_are_up_to_date() -> None:
     assert README.read_text() == generated(README.read_text()), "run `python tests/test_readme.py`"
 
 
+def test_the_readme_has_no_blanks_left() -> None:
+    assert not re.findall(r"@[A-Z_]+@", README.read_text())
+
+
 def test_every_module_says_in_one_line_what_it_is_for() -> None:
     lines = [line for line in file_map().splitlines() if line.endswith(".py")]
     assert not lines

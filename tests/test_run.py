@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from slmgrpo.errors import RecipeError, RunError
-from slmgrpo.run import RunDir, create, damage, open_run
+from slmgrpo.run import RunDir, create, damage, open_run, refuse_used
 
 
 def checkpointed(run: RunDir, *steps: int, keep: int = 3) -> None:
@@ -24,8 +24,23 @@ def test_two_runs_of_one_second_get_two_directories(tmp_path: Path) -> None:
     assert len(paths) == 3
 
 
+def test_a_directory_with_other_files_and_a_file_are_refused_as_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(RecipeError, match="not empty and not a run"):
+        create("x", tmp_path)
+    with pytest.raises(RecipeError, match="is a file"):
+        create("x", tmp_path / "notes.txt")
+
+
+def test_a_place_that_cannot_be_written_is_refused_and_asking_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="cannot be made"):
+        refuse_used(Path("/proc/slmgrpo/run"))
+    refuse_used(tmp_path / "a" / "b")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_used_directory_is_refused_with_its_ways_out(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "recipe.json").write_text("{}")
     with pytest.raises(RecipeError, match=r"already in use; continue that run with `slmgrpo train --resume"):
         create("x", tmp_path)
 
