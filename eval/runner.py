@@ -1,4 +1,4 @@
-"""Accuracy of the policy on rows it is not trained on, by the engine and graders of training."""
+"""Held-out accuracy during training, by the engine of the policy and the graders of `slmgrpo eval`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from slmgrpo.rewards.pool import Pool
-
+from slmgrpo.eval.complete import Ask, Problem, complete
+from slmgrpo.eval.grading import Graded, Grader
 from slmgrpo.eval.stats import Rate, rate
 from slmgrpo.recipe import Recipe
+from slmgrpo.rewards.pool import Pool
 from slmgrpo.rollout.engine import Engine
-from slmgrpo.rollout.groups import Group, Progress, Prompted, generate_and_grade
-from slmgrpo.run import Clock, RunDir
-
-HELDOUT_KEY = 2**31 - 1
-"""The step that keys the sampling noise: the same before and after training, so that runs compare."""
+from slmgrpo.rollout.groups import Progress, Prompted
+from slmgrpo.run import RunDir
 
 
 @dataclass(frozen=True)
@@ -43,45 +41,40 @@ def heldout(
     progress: Progress,
 ) -> Heldout:
     """Sample once a row with the settings of training, grade, and write eval/step_N/heldout/."""
-    groups = generate_and_grade(
-        prompts,
-        engine=engine,
-        pool=pool,
-        tokenizer=tokenizer,
-        recipe=recipe,
-        step=HELDOUT_KEY,
-        group_size=1,
-        clock=Clock(),
-        progress=progress,
-    )
-    scores = _scores(groups)
+    problems = [Problem(p.row, p.prompt_ids, p.prefill, p.rewards) for p in prompts]
+    grader = Grader(problems, pool, max_error_rate=recipe.grading.max_error_rate)
+    ask = Ask(samples=1, greedy=False, max_tokens=recipe.sampling.max_tokens)
+    for done, one in enumerate(complete(problems, ask, engine=engine, tokenizer=tokenizer), 1):
+        grader.submit(one)
+        progress("writing", done, len(problems))
+    by_id = {one.written.id: one for one in grader.results(progress)}
+    graded = [by_id[problem.id] for problem in problems]
+    scores = _scores(graded, problems)
     folder = run.eval_dir(step, "heldout")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "samples.jsonl").unlink(missing_ok=True)
-    run.append(folder / "samples.jsonl", (_sample(group) for group in groups))
+    run.append(folder / "samples.jsonl", (_line(*pair) for pair in zip(graded, problems, strict=True)))
     run.write_json(str((folder / "scores.json").relative_to(run.path)), scores.as_json())
     return scores
 
 
-def _scores(groups: Sequence[Group]) -> Heldout:
-    members = [(group.prompted.row["task"], group.members[0]) for group in groups]
-    tasks = {}
-    for task in dict.fromkeys(task for task, _ in members):
-        hits = [member.correct for name, member in members if name == task]
-        tasks[task] = rate(sum(hits), len(hits))
-    tokens = sum(len(member.completion.token_ids) for _, member in members)
-    cut = sum(member.completion.finish_reason == "length" for _, member in members)
-    return Heldout(tasks, tokens / len(members), cut / len(members))
+def _scores(graded: Sequence[Graded], problems: Sequence[Problem]) -> Heldout:
+    tasks: dict[str, list[bool]] = {}
+    for one, problem in zip(graded, problems, strict=True):
+        tasks.setdefault(problem.row["task"], []).append(one.correct)
+    tokens = sum(len(one.written.token_ids) for one in graded)
+    cut = sum(one.written.finish_reason == "length" for one in graded)
+    rates = {task: rate(sum(hits), len(hits)) for task, hits in tasks.items()}
+    return Heldout(rates, tokens / len(graded), cut / len(graded))
 
 
-def _sample(group: Group) -> dict[str, Any]:
-    member = group.members[0]
+def _line(one: Graded, problem: Problem) -> dict[str, Any]:
     return {
-        "id": group.prompted.row["id"],
-        "task": group.prompted.row["task"],
-        "text": member.text,
-        "correct": member.correct,
-        "verdicts": {name: asdict(verdict) for name, verdict in member.verdicts.items()},
-        "tokens": len(member.completion.token_ids),
-        "finish_reason": member.completion.finish_reason,
+        "id": one.written.id,
+        "task": problem.row["task"],
+        "text": one.written.text,
+        "correct": one.correct,
+        "verdicts": {name: asdict(verdict) for name, verdict in one.verdicts.items()},
+        "tokens": len(one.written.token_ids),
+        "finish_reason": one.written.finish_reason,
     }

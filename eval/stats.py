@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal, TypeVar
 
 Label = TypeVar("Label", bound=Hashable)
@@ -68,7 +69,10 @@ def rate(hits: int, n: int, method: Literal["wilson", "exact"] = "wilson") -> Ra
 
 
 def mean(values: Sequence[float], *, share: bool = True) -> Estimate:
-    """Mean over problems, one value each; see `ratio`."""
+    """Mean over problems, one value each: Wilson's interval where all are 0 or 1, else as `ratio`."""
+    if share and values and all(value in (0, 1) for value in values):
+        found, n = rate(round(sum(values)), len(values)), len(values)
+        return Estimate(found.value, found.low, found.high, math.sqrt(found.value * (1 - found.value) / n), n)
     return ratio(values, [1.0] * len(values), share=share)
 
 
@@ -193,23 +197,22 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Difference:
 
 
 def sign_flips(changes: Sequence[float]) -> float:
-    """Two-sided p that each change is as likely as its opposite: all sign patterns up to 2**16, else 20,000 of them."""
+    """Exact two-sided p that each change is as likely as its opposite; changes are multiples of 1 / samples."""
     import numpy as np
 
-    moved = np.array([abs(c) for c in changes if c])
-    seen = abs(sum(changes)) - 1e-9
-    if len(moved) == 0:
-        return 1.0
-    if len(moved) <= 16:
-        signs = np.array(list(itertools.product((-1.0, 1.0), repeat=len(moved))))
-        return float(np.mean(np.abs(signs @ moved) >= seen))
-    rng, trials, hits, left = np.random.default_rng(0), 20_000, 0, 20_000
-    while left:
-        rows = min(left, max(1, CHUNK // len(moved)))
-        signs = rng.integers(0, 2, (rows, len(moved))) * 2.0 - 1.0
-        hits += int((np.abs(signs @ moved) >= seen).sum())
-        left -= rows
-    return (hits + 1) / (trials + 1)
+    parts = [Fraction(c).limit_denominator(10_000) for c in changes if c]
+    unit = math.lcm(*(part.denominator for part in parts))
+    steps = [abs(int(part * unit)) for part in parts]
+    seen = abs(int(sum(parts) * unit))
+    # The chance of every sum from -reach to reach, one change after the other.
+    reach = sum(steps)
+    chances = np.zeros(2 * reach + 1)
+    chances[reach] = 1.0
+    for step in steps:
+        up, down = np.zeros_like(chances), np.zeros_like(chances)
+        up[step:], down[:-step] = chances[:-step], chances[step:]
+        chances = (up + down) / 2
+    return min(1.0, float(chances[: reach - seen + 1].sum() + chances[reach + seen :].sum())) if seen else 1.0
 
 
 def holm(ps: Sequence[float]) -> list[float]:

@@ -88,10 +88,11 @@ class Suite(Section):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A suite and the folder that its relative paths start from."""
+    """A suite and the folder that its relative paths start from. of_recipe: it is a recipe's own rows."""
 
     suite: Suite
     base: Path
+    of_recipe: bool = False
 
     @property
     def name(self) -> str:
@@ -106,7 +107,7 @@ class Loaded:
         for use in self.suite.also:
             rule = Reward.from_use(use, base=self.base, known=known)
             label = (
-                f"{rule.use} ({', '.join(f'{k}={v}' for k, v in use.settings.items())})" if use.settings else rule.use
+                f"{rule.use} ({' '.join(f'{k}={v}' for k, v in use.settings.items())})" if use.settings else rule.use
             )
             if label in names:
                 raise RecipeError(f"{self.name}: also: {label} is among the rules already; take it out")
@@ -197,7 +198,7 @@ def of_recipe(recipe: Recipe, base: Path, part: str = "heldout") -> list[Loaded]
             rewards=rewards,
             sampling=sampling,
         )
-        found.append(Loaded(suite, base))
+        found.append(Loaded(suite, base, of_recipe=True))
     return found
 
 

@@ -9,32 +9,44 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slmgrpo.cli_eval import eval_app
 from slmgrpo.errors import RecipeError, SlmgrpoError
 from slmgrpo.interrupt import Interrupted
+
+if TYPE_CHECKING:
+    from slmgrpo.plan import Plan
+    from slmgrpo.recipe import Recipe
+    from slmgrpo.run import RunDir
 
 app = typer.Typer(
     name="slmgrpo",
     help="GRPO fine-tuning of small language models from YAML recipes.\n\n"
-    "Start with `slmgrpo train recipes/quickstart.yaml`: three minutes on a laptop, no GPU, no downloads.",
+    "Start with `slmgrpo train recipes/quickstart.yaml`: a minute or two on a laptop, no GPU, no downloads.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-recipes_app = typer.Typer(help="List, show, copy and compare recipes.", invoke_without_command=True)
+recipes_app = typer.Typer(
+    help="List, show, copy and compare recipes.\n\nExample: `slmgrpo recipes show code_3b`", invoke_without_command=True
+)
 reward_app = typer.Typer(
-    help="Score completions with any rules, and look for holes in a recipe's.", no_args_is_help=True
+    help="Score completions with any rules, and look for holes in a recipe's.\n\n"
+    "Example: `slmgrpo reward lint code_3b`",
+    no_args_is_help=True,
 )
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(reward_app, name="reward")
+app.add_typer(eval_app, name="eval")
 
 RecipeArg = Annotated[str, typer.Argument(help="A recipe file, or the name of a packaged one.", metavar="RECIPE")]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Override a value, as in `--set train.steps=20`.", metavar="KEY=VALUE")
+    list[str] | None,
+    typer.Option("--set", help="Override a value, as in `--set train.steps=20`; may be repeated.", metavar="KEY=VALUE"),
 ]
 GpusOption = Annotated[int, typer.Option(help="GPUs to plan for.", min=1)]
 
@@ -64,10 +76,10 @@ def train(
             raise RecipeError(
                 "train: --resume goes on with the run as it is; start a new run to use --set, --out, --name"
             )
-        from slmgrpo.recipe import Recipe
+        from slmgrpo import recipe as recipes_schema
 
         run = runs.open_run(resume)
-        spec = Recipe.model_validate(run.read_json("recipe.json"))
+        spec = recipes_schema.Recipe.model_validate(run.read_json("recipe.json"))
         base = Path(run.read_json("env.json")["base"])
     else:
         from slmgrpo.recipe_load import load
@@ -76,10 +88,10 @@ def train(
         loaded = load(recipe, overrides or ())
         run, base = None, loaded.base
         spec = loaded.recipe.model_copy(update={"name": name}) if name else loaded.recipe
-    _train(spec, plans.plan(spec, base=base), base, out, run)
+    _train(spec, plans.plan(spec, base=base), base, out, run, recipe)
 
 
-def _train(spec, plan, base: Path, out: Path | None, run) -> None:
+def _train(spec: Recipe, plan: Plan, base: Path, out: Path | None, run: RunDir | None, typed: str | None) -> None:
     from rich.console import Console
 
     from slmgrpo import view
@@ -90,16 +102,26 @@ def _train(spec, plan, base: Path, out: Path | None, run) -> None:
         with view.LiveView(console, plan.steps) as live:
             outcome = run_training(spec, plan, base=base, out=out, resume=run, observer=live)
     except Interrupted as stop:
-        console.print(f"{stop}: {stop.saved or 'stopped before anything was saved'}", soft_wrap=True)
+        console.print(f"interrupted: {stop.saved or 'stopped before anything was saved'}", soft_wrap=True)
         raise
     metrics = [json.loads(line) for line in outcome.run.metrics.read_text().splitlines()]
     console.print(view.summary(spec.name, metrics, outcome.before, outcome.after))
     console.print(f"\nrun: {outcome.run.path}", soft_wrap=True)
-    console.print(
-        f"next: slmgrpo train {spec.name} --set train.steps={2 * plan.steps}\n"
-        f"      slmgrpo recipes copy {spec.name} my_{spec.name}.yaml",
-        soft_wrap=True,
-    )
+    for number, command in enumerate(_next_commands(outcome.run, typed, 2 * plan.steps)):
+        console.print(f"{'     ' if number else 'next:'} {command}", soft_wrap=True)
+
+
+def _next_commands(run: RunDir, typed: str | None, steps: int) -> list[str]:
+    """Two commands to try after a run, which work as they stand."""
+    from slmgrpo.recipe_load import find, packaged_recipes
+
+    if typed is None:
+        return [f"less {run.samples}"]
+    longer = f"slmgrpo train {typed} --set train.steps={steps}"
+    packaged = {path: name for name, path in packaged_recipes().items()}
+    if name := packaged.get(find(typed)):
+        return [longer, f"slmgrpo recipes copy {name} my_{name}.yaml"]
+    return [longer, f"less {run.samples}"]
 
 
 @app.command()
@@ -110,8 +132,6 @@ def plan(recipe: RecipeArg, gpus: GpusOption = 1, overrides: SetOption = None, a
     """
     from dataclasses import asdict
 
-    from rich.console import Console
-
     from slmgrpo import plan as plans
     from slmgrpo import view
     from slmgrpo.recipe_load import load
@@ -121,7 +141,7 @@ def plan(recipe: RecipeArg, gpus: GpusOption = 1, overrides: SetOption = None, a
     if as_json:
         typer.echo(json.dumps(asdict(planned), indent=2))
     else:
-        Console().print(view.pairs_table(plans.describe(planned)))
+        view.show(view.pairs_table(plans.describe(planned)))
 
 
 @recipes_app.callback()
@@ -129,12 +149,10 @@ def recipes(ctx: typer.Context) -> None:
     """List the packaged recipes; `show`, `copy` and `diff` work on them and on your own."""
     if ctx.invoked_subcommand:
         return
-    from rich.console import Console
-
     from slmgrpo import view
     from slmgrpo.recipe_show import list_recipes
 
-    Console().print(view.pairs_table([(listed.name, listed.description) for listed in list_recipes()]))
+    view.show(view.pairs_table([(listed.name, listed.description) for listed in list_recipes()]))
 
 
 @recipes_app.command()
@@ -173,16 +191,18 @@ def diff(
 
     Example: `slmgrpo recipes diff math_3b code_3b`
     """
-    from rich.console import Console
     from rich.table import Table
 
+    from slmgrpo import view
     from slmgrpo.recipe_load import load
     from slmgrpo.recipe_show import diff as differences
 
-    table = Table("key", a, b, box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("key", a, b):
+        table.add_column(heading, overflow="fold")
     for difference in differences(load(a), load(b)):
         table.add_row(difference.key, difference.a or "-", difference.b or "-")
-    Console().print(table)
+    view.show(table)
 
 
 @app.command()
@@ -200,7 +220,7 @@ def check(recipe: RecipeArg, overrides: SetOption = None) -> None:
     console = Console()
     with console.status("reading data, rendering prompts, grading gold answers"):
         report = examine(load(recipe, overrides or ()))
-    console.print(view.check_report(report))
+    view.show(view.check_report(report))
     if not report.ok:
         raise typer.Exit(2)
 
@@ -210,7 +230,7 @@ def score(
     file: Annotated[Path, typer.Argument(help="A jsonl file of completions.", metavar="FILE")],
     use: Annotated[list[str], typer.Option(help="A rule; may be given several times.", metavar="RULE")],
     settings: Annotated[
-        list[str] | None, typer.Option("--with", help="A rule's setting.", metavar="RULE:KEY=VALUE")
+        list[str] | None, typer.Option("--with", help="A rule's setting; may be repeated.", metavar="RULE:KEY=VALUE")
     ] = None,
     mapping: Annotated[str, typer.Option("--map", help="What rules call it = what the file calls it, ...")] = "",
     as_json: JsonOption = False,
@@ -222,7 +242,7 @@ def score(
     """
     from slmgrpo.rewards import score as scoring
 
-    rewards = scoring.rewards_of(use, scoring.parse_settings(settings or ()), Path.cwd())
+    rewards = scoring.rewards_of(use, scoring.parse_settings(settings or (), use), Path.cwd())
     scored = scoring.score(file, rewards, mapping=scoring.parse_mapping(mapping), sandbox=sandbox)
     if as_json:
         for item in scored:
@@ -287,15 +307,13 @@ def doctor() -> None:
 
     Example: `slmgrpo doctor`
     """
-    from rich.console import Console
-
     from slmgrpo import doctor as clinic
     from slmgrpo import view
 
     found = clinic.examine()
     marks = {"ok": "", "absent": "(optional) ", "fault": "FAULT: "}
     rows = [(f.name, f"{marks[f.state]}{f.detail}" + (f"; {f.mend}" if f.mend else "")) for f in found]
-    Console().print(view.pairs_table(rows))
+    view.show(view.pairs_table(rows))
     if any(f.state == "fault" for f in found):
         raise typer.Exit(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -236,9 +237,9 @@ def _print(
     for title, rows in (*table.main_table(found, comparisons), *table.details(found)):
         typer.echo(draw(title, rows) + "\n")
     for note in table.notes(found, comparisons):
-        typer.echo(note)
-    homes = sorted({str(one.folder.parent) for one in found})
-    typer.echo(f"samples: {' '.join(homes)}")
+        typer.echo(f"- {note}" if as_markdown else _wrapped(note))
+    for home in sorted({str(one.folder.parent) for one in found}):
+        typer.echo(f"samples: {home}")
 
 
 def _print_headroom(found: list[Evaluated], as_markdown: bool) -> None:
@@ -247,7 +248,15 @@ def _print_headroom(found: list[Evaluated], as_markdown: bool) -> None:
     draw = table.markdown if as_markdown else table.text
     title = f"headroom on training rows: {table.how(found[0].settings)}"
     typer.echo(draw(title, table.headroom_table(found)))
-    typer.echo("headroom: best of k less greedy, points with 95 % intervals; near 0 there is little to learn")
+    typer.echo(
+        _wrapped(
+            "headroom: the best of them less the greedy one, points with 95 % intervals; near 0 there is little to learn"
+        )
+    )
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _wrong(one: Evaluated, line: dict[str, Any]) -> str:

@@ -147,9 +147,18 @@ def test_sign_flips_of_single_samples_are_mcnemar(pairs: list[tuple[bool, bool]]
     assert stats.sign_flips(changes) == pytest.approx(stats.mcnemar(wins, losses))
 
 
-def test_many_sign_flips_are_drawn_and_agree_with_mcnemar() -> None:
-    changes = [1.0] * 60 + [-1.0] * 35 + [0.0] * 100
-    assert stats.sign_flips(changes) == pytest.approx(stats.mcnemar(60, 35), abs=0.004)
+@given(st.lists(st.integers(-4, 4), max_size=9))
+def test_sign_flips_are_the_share_of_sign_patterns_that_go_as_far(quarters: list[int]) -> None:
+    changes = [quarter / 4 for quarter in quarters]
+    patterns = itertools.product((-1, 1), repeat=len(changes))
+    sums = [abs(sum(sign * change for sign, change in zip(p, changes, strict=True))) for p in patterns]
+    far = sum(found >= abs(sum(changes)) for found in sums)
+    assert stats.sign_flips(changes) == pytest.approx(far / len(sums))
+
+
+def test_sign_flips_of_many_problems_are_exact_too() -> None:
+    changes = [1.0] * 600 + [-1.0] * 450 + [0.0] * 100
+    assert stats.sign_flips(changes) == pytest.approx(stats.mcnemar(600, 450))
 
 
 @pytest.mark.usefixtures("fewer_resamples")

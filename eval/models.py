@@ -1,0 +1,138 @@
+"""Loads a base once and turns it into each of its targets: adapter on at a scale, or off."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from slmgrpo import prompts
+from slmgrpo.errors import PlanError, RecipeError
+from slmgrpo.eval.targets import Base, Target
+from slmgrpo.model import locate
+
+log = logging.getLogger("slmgrpo")
+
+
+class Bench:
+    """One base model with the adapters of several targets, by transformers and PEFT on any device."""
+
+    def __init__(self, base: Base, targets: Sequence[Target]) -> None:
+        with _quiet():
+            self.model, self.tokenizer = load_base(base)
+            self._names: dict[Path, str] = {}
+            for target in targets:
+                if target.adapter is not None and target.adapter not in self._names:
+                    name = f"adapter_{len(self._names)}"
+                    self.model = add_adapter(self.model, target.adapter, name)
+                    self._names[target.adapter] = name
+        self.dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        self.context: int | None = getattr(self.model.config, "max_position_embeddings", None)
+        self.model.eval()
+
+    @contextmanager
+    def turned_into(self, target: Target) -> Iterator[Any]:
+        """The model as this target while the block runs. At scale 0 it writes exactly what the base writes."""
+        if target.adapter is None:
+            if not self._names:
+                yield self.model
+                return
+            with self.model.disable_adapter():
+                yield self.model
+            return
+        from peft.tuners.lora import LoraLayer
+
+        name = self._names[target.adapter]
+        self.model.set_adapter(name)
+        lora = [module for module in self.model.modules() if isinstance(module, LoraLayer)]
+        layers = [(layer, layer.scaling[name]) for layer in lora if name in layer.scaling]
+        try:
+            for layer, scaling in layers:
+                layer.scaling[name] = scaling * target.scale
+            yield self.model
+        finally:
+            for layer, scaling in layers:
+                layer.scaling[name] = scaling
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Library chatter goes to the log, not between the tables."""
+    text = io.StringIO()
+    try:
+        with redirect_stdout(text), redirect_stderr(text):
+            yield
+    finally:
+        for line in filter(None, (part.strip() for part in text.getvalue().splitlines())):
+            log.debug("%s", line)
+
+
+def load_base(base: Base) -> tuple[Any, Any]:
+    """(model, tokenizer) with the base's merged adapters folded in and its chat template set."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+    model, cuda = base.model, torch.cuda.is_available()
+    if model.load_in_4bit and not cuda:
+        raise PlanError(f"{model.id}: the run trained on 4-bit weights, which need CUDA to be evaluated")
+    automatic = torch.bfloat16 if cuda else torch.float32
+    dtype = automatic if model.dtype == "auto" else getattr(torch, model.dtype)
+    quantization = None
+    if model.load_in_4bit:
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+        )
+    source = locate(model.id)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=model.revision)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=dtype,
+            revision=model.revision,
+            device_map=torch.cuda.current_device() if cuda else "cpu",
+            quantization_config=quantization,
+        )
+    except OSError as error:
+        first = str(error).strip().splitlines()[0]
+        raise RecipeError(
+            f"{model.id}: cannot be loaded ({first}); give a folder, or a hub id where the hub can be reached"
+        ) from None
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    prompts.set_chat_template(tokenizer, model, base.folder)
+    for number, adapter in enumerate(base.merged):
+        loaded = add_adapter(loaded, adapter, f"merged_{number}").merge_and_unload()
+    return loaded, tokenizer
+
+
+def add_adapter(model: Any, folder: Path, name: str) -> Any:
+    """The model with a saved adapter on it, every tensor of which must fit and be there."""
+    from peft import PeftConfig, PeftModel, get_peft_model_state_dict
+    from peft.utils import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    config = PeftConfig.from_pretrained(str(folder))
+    config.inference_mode = True
+    weights = load_file(str(folder / "adapter_model.safetensors"))
+    try:
+        if isinstance(model, PeftModel):
+            model.add_adapter(name, config)
+        else:
+            model = PeftModel(model, config, name)
+        expected = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+        odd = sorted(set(expected) ^ set(weights))
+        if odd:
+            side = "lacks a place for" if odd[0] in weights else "has a place for, and the adapter lacks,"
+            raise RecipeError(
+                f"{folder}: the adapter does not fit its base, which {side} {odd[0]}; give it with --base"
+            )
+        set_peft_model_state_dict(model, weights, adapter_name=name)
+    except (RuntimeError, ValueError) as error:
+        first = next((line for line in str(error).splitlines() if "size mismatch" in line), str(error).splitlines()[0])
+        raise RecipeError(
+            f"{folder}: the adapter does not fit its base ({first.strip()}); name the right one with --base"
+        ) from None
+    return model

@@ -1,0 +1,142 @@
+"""An evaluation's folder: settings that never mix, completions to go on from, samples, scores."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slmgrpo.errors import RecipeError
+from slmgrpo.eval import scores
+from slmgrpo.eval.complete import Written
+from slmgrpo.eval.samples import at_budget, read_lines
+from slmgrpo.eval.stats import Estimate
+from slmgrpo.rewards.score import grader_version
+from slmgrpo.run import write_text
+
+SETTINGS, SUITE = "settings.json", "suite.json"
+PARTIAL, SAMPLES, SCORES = "completions.jsonl", "samples.jsonl", "scores.json"
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One target on one suite. by_budget: metrics at each token budget, the longest last."""
+
+    label: str
+    suite: str
+    folder: Path
+    settings: Mapping[str, Any]
+    lines: list[dict[str, Any]]
+    by_budget: dict[int, dict[str, Estimate]]
+    grader: str
+
+    @property
+    def problems(self) -> int:
+        return self.settings["rows"]
+
+
+def finished(folder: Path) -> bool:
+    return (folder / SAMPLES).is_file()
+
+
+def open_folder(folder: Path, settings: Mapping[str, Any], suite: Mapping[str, Any], *, fresh: bool) -> None:
+    """Make the folder, or make sure that what is in it was asked for in the same way. suite: kept for `regrade`."""
+    path = folder / SETTINGS
+    if path.is_file() and fresh:
+        for name in (SAMPLES, PARTIAL, SCORES, SETTINGS):
+            (folder / name).unlink(missing_ok=True)
+    if not path.is_file():
+        write_text(folder / SUITE, json.dumps(suite, indent=2, ensure_ascii=False) + "\n")
+        write_text(path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+        return
+    before, now = json.loads(path.read_text()), json.loads(json.dumps(settings))
+    changed = [name for name in now if now[name] != before.get(name)]
+    if changed:
+        shown = ", ".join(f"{name} was {_short(before.get(name))} and is {_short(now[name])}" for name in changed)
+        raise RecipeError(
+            f"{folder}: evaluated with other settings ({shown}); use --out for another folder, or --fresh to remove "
+            "what is there"
+        )
+
+
+def saved_completions(folder: Path) -> list[Written]:
+    """What an interrupted evaluation has written; a half line at the end is cut off."""
+    path = folder / PARTIAL
+    if not path.is_file():
+        return []
+    lines = read_lines(path)
+    write_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    return [
+        Written(
+            line["id"], line["member"], line["greedy"], tuple(line["token_ids"]), line["text"], line["finish_reason"]
+        )
+        for line in lines
+    ]
+
+
+def completion_line(one: Written) -> str:
+    names = ("id", "member", "greedy", "finish_reason", "text", "token_ids")
+    return json.dumps({name: getattr(one, name) for name in names}, ensure_ascii=False) + "\n"
+
+
+def save(label: str, folder: Path, settings: Mapping[str, Any], lines: list[dict[str, Any]], **extra: Any) -> Evaluated:
+    """Write scores, then samples: where the samples are, the evaluation is whole."""
+    found = _summary(label, folder, settings, lines, grader_version())
+    _write_scores(found, extra)
+    write_text(folder / SAMPLES, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    (folder / PARTIAL).unlink(missing_ok=True)
+    return found
+
+
+def find(path: Path) -> list[Evaluated]:
+    """The whole evaluations at a path: a suite's folder, a target's, a run's or one of several targets."""
+    for pattern in ("", "*/", "*/*/", "eval/*/*/"):
+        folders = [file.parent for file in sorted(path.glob(f"{pattern}{SETTINGS}")) if finished(file.parent)]
+        if folders:
+            return [load(folder) for folder in folders]
+    raise RecipeError(f"{path}: no finished evaluation there; run `slmgrpo eval {path}` first")
+
+
+def load(folder: Path, label: str | None = None) -> Evaluated:
+    """A whole evaluation; its metrics are computed anew from the samples."""
+    for name in (SETTINGS, SAMPLES, SCORES):
+        if not (folder / name).is_file():
+            raise RecipeError(f"{folder}: no {name}; the evaluation is not finished: run the same command again")
+    before = json.loads((folder / SCORES).read_text())["slmgrpo"]
+    settings = json.loads((folder / SETTINGS).read_text())
+    return _summary(label or before["label"], folder, settings, read_lines(folder / SAMPLES), before["grader"])
+
+
+def _summary(
+    label: str, folder: Path, settings: Mapping[str, Any], lines: list[dict[str, Any]], grader: str
+) -> Evaluated:
+    by_budget = {budget: scores.scores(at_budget(lines, budget)) for budget in settings["budgets"]}
+    return Evaluated(label, settings["suite"], folder, settings, lines, by_budget, grader)
+
+
+def _write_scores(found: Evaluated, extra: Mapping[str, Any]) -> None:
+    settings = found.settings
+    adapter = f"+adapter:{settings['adapter'][:8]}" if settings["adapter"] else ""
+    scale = f"@{settings['scale']:g}" if adapter and settings["scale"] != 1 else ""
+    result = scores.as_json(
+        found.suite,
+        found.by_budget,
+        settings,
+        problems=found.problems,
+        model_name=f"{settings['model']}{adapter}{scale}",
+        extra={"label": found.label, "grader": found.grader, **extra},
+    )
+    write_text(found.folder / SCORES, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+
+
+def digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 24 else f"{text[:21]}..."

@@ -1,0 +1,143 @@
+"""Evaluations as tables of at most 80 columns and as Markdown to paste, an interval on every number."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from slmgrpo.eval import stats
+from slmgrpo.eval.compare import Comparison, remarks
+from slmgrpo.eval.samples import at_budget
+from slmgrpo.eval.scores import best_by_problem, headroom
+from slmgrpo.eval.stats import Difference, Estimate
+from slmgrpo.eval.store import Evaluated
+
+PER_TABLE = 3
+"""Targets side by side in 80 columns."""
+POINTS = ("tokens", "distinct")
+"""Metrics that are no shares."""
+LONG = 14
+"""Letters of a target's name."""
+
+Table = list[list[str]]
+"""Rows of cells, the heading first."""
+
+
+def main_table(evaluated: Sequence[Evaluated], comparisons: Sequence[Comparison]) -> Iterator[tuple[str, Table]]:
+    """(title, table) for each suite: accuracy at each budget, and the change against the base."""
+    changes = {(one.suite, one.budget, one.b): one for one in comparisons}
+    for suite, own in _by_suite(evaluated).items():
+        heading = ["tokens", "target", "accuracy %"] + (["change", "p", "won:lost"] if comparisons else [])
+        table = [heading]
+        for budget in own[0].settings["budgets"]:
+            for one in own:
+                row = [str(budget), one.label[-LONG:], share(one.by_budget[budget]["accuracy"])]
+                if comparisons:
+                    row += _change(changes.get((suite, budget, one.label)))
+                table.append(row)
+        yield f"{suite}: {own[0].problems} problems, {how(own[0].settings)}", table
+
+
+def details(evaluated: Sequence[Evaluated]) -> Iterator[tuple[str, Table]]:
+    """(title, table) for each suite: every other metric at the longest budget, targets side by side."""
+    for suite, own in _by_suite(evaluated).items():
+        budget = own[0].settings["budgets"][-1]
+        for start in range(0, len(own), PER_TABLE):
+            part = own[start : start + PER_TABLE]
+            left_out = ("accuracy", *_repeated(part[0], budget))
+            names = [name for name in part[0].by_budget[budget] if name not in left_out]
+            table = [["", *(one.label[-LONG:] for one in part)]]
+            for name in names:
+                found = [one.by_budget[budget][name] for one in part]
+                if any(estimate.value for estimate in found):
+                    show = number if name in POINTS or name.startswith("rule ") else share
+                    table.append([name.replace("_", " ").removeprefix("rule "), *map(show, found)])
+            yield f"{suite} at {budget} tokens, % with 95 % intervals", table
+
+
+def headroom_table(evaluated: Sequence[Evaluated]) -> Table:
+    """Greedy against the best of the drawn samples: where there is none, GRPO has nothing to teach."""
+    table = [["rows", "target", "greedy %", f"best of {evaluated[0].settings['samples']} %", "headroom"]]
+    for one in evaluated:
+        budget = one.settings["budgets"][0]
+        greedy = one.by_budget[budget]["greedy"]
+        gap = headroom(at_budget(one.lines, budget))
+        best = stats.mean(best_by_problem(at_budget(one.lines, budget)))
+        table.append([one.suite, one.label[-LONG:], share(greedy), share(best), change(gap)])
+    return table
+
+
+def notes(evaluated: Sequence[Evaluated], comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """Sentences below the tables."""
+    yield "[ ]: 95 % intervals: Wilson's for single samples, the bootstrap over problems for means of several"
+    if comparisons:
+        single = not evaluated[0].settings["samples"]
+        test = "exact McNemar" if single else "sign flips over problems"
+        yield f"p: {test}, Holm's correction over {len(comparisons)} comparisons; change with the paired bootstrap"
+    for suite, own in _by_suite(evaluated).items():
+        golds = Counter(line["gold"] for line in own[0].lines)
+        letter, count = golds.most_common(1)[0]
+        if all(isinstance(gold, str) and len(gold) == 1 and gold.isalpha() for gold in golds):
+            yield f"{suite}: always {letter} would be right in {100 * count / golds.total():.0f} %"
+    yield from remarks(comparisons)
+
+
+def text(title: str, table: Table) -> str:
+    """Aligned columns under a title; numbers to the left edge of their column."""
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    return "\n".join([title, *(f"  {line}".rstrip() for line in lines)])
+
+
+def markdown(title: str, table: Table) -> str:
+    rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
+    return "\n".join([f"**{title}**", "", rows[0], "|" + "---|" * len(table[0]), *rows[1:], ""])
+
+
+def share(found: Estimate) -> str:
+    if math.isnan(found.value):
+        return "-"
+    return f"{100 * found.value:.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
+
+
+def number(found: Estimate) -> str:
+    if math.isnan(found.value):
+        return "-"
+    digits = 0 if abs(found.value) >= 100 else 1 if abs(found.value) >= 10 else 2
+    return f"{found.value:.{digits}f} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+
+
+def change(found: Difference) -> str:
+    return f"{100 * found.value:+.1f} [{100 * found.low:+.0f}, {100 * found.high:+.0f}]"
+
+
+def p_value(p: float) -> str:
+    return "<.001" if p < 0.001 else "1" if p > 0.9995 else f"{p:.3f}".lstrip("0")
+
+
+def how(settings: Mapping[str, Any]) -> str:
+    """`greedy`, or `8 samples at temperature 0.6`."""
+    drawn = f"{settings['samples']} samples at temperature {settings['temperature']:g}" if settings["samples"] else ""
+    return " and ".join(filter(None, (drawn, "greedy" if settings["greedy"] else "")))
+
+
+def _change(one: Comparison | None) -> list[str]:
+    if one is None:
+        return ["", "", ""]
+    found = one.difference
+    return [change(found), p_value(one.p), f"{found.wins}:{found.losses}"]
+
+
+def _repeated(one: Evaluated, budget: int) -> list[str]:
+    """A rule whose mean is the accuracy itself."""
+    metrics = one.by_budget[budget]
+    return [n for n, found in metrics.items() if n.startswith("rule ") and found.value == metrics["accuracy"].value]
+
+
+def _by_suite(evaluated: Sequence[Evaluated]) -> dict[str, list[Evaluated]]:
+    groups: dict[str, list[Evaluated]] = {}
+    for one in evaluated:
+        groups.setdefault(one.suite, []).append(one)
+    return groups
