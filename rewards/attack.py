@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -208,20 +209,47 @@ def _ids(text: str) -> tuple[int, ...]:
 
 
 def as_text(earned: Sequence[Earned]) -> str:
-    """A table of all tricks, the most paid first, and the verdict."""
-    lines = []
+    """What each trick earns, alike ones together, those that beat an honest answer last, and the verdict."""
+    lines: list[str] = []
     for domain in dict.fromkeys(item.domain for item in earned):
         mine = [item for item in earned if item.domain == domain]
-        mine.sort(key=lambda item: (not item.honest, -(item.total if item.total is not None else -1e9)))
-        lines.append(f"{domain}: {sum(not item.honest for item in mine)} tricks")
-        for item in mine:
-            value = "none" if item.total is None else f"{item.total:.4g}"
-            parts = ", ".join(f"{name} {v.value:g}" for name, v in item.verdicts.items() if v.value)
-            mark = "honest" if item.honest else "BEATS" if item.beats else ""
-            lines.append(f"  {value:>7}  {mark:6}  {item.name:46}  {parts}")
-    beating = [item for item in earned if item.beats]
-    lines.append(
-        f"{len(beating)} of {sum(not item.honest for item in earned)} tricks earn as much as a right answer"
-        + (": " + "; ".join(item.name for item in beating) if beating else "")
-    )
+        tricks = [item for item in mine if not item.honest]
+        paid = [item for item in tricks if item.beats or item.total is None or item.total > 0]
+        lines.append(f"{domain}: {len(tricks)} tricks")
+        lines += _rows([item for item in mine if item.honest], "honest")
+        if nothing := [item.name for item in tricks if item not in paid]:
+            lines += _wrapped(f"tricks that earn 0 or less ({len(nothing)}): {'; '.join(nothing)}", "  ")
+        lines += _rows([item for item in paid if not item.beats], "trick")
+        lines += _rows([item for item in paid if item.beats], "BEATS")
+    count = sum(item.beats for item in earned)
+    lines.append(f"{count} of {sum(not item.honest for item in earned)} tricks earn as much as a right answer")
     return "\n".join(lines)
+
+
+def _rows(items: Sequence[Earned], mark: str) -> list[str]:
+    """The sum and the rules that paid, and under it the names of all that earned just this; the most paid last."""
+    alike: dict[tuple[float, str, str], list[str]] = {}
+    for item in items:
+        value = "none" if item.total is None else f"{item.total:.4g}"
+        parts = ", ".join(f"{name}={v.value:g}" for name, v in item.verdicts.items() if v.value)
+        rank = float("-inf") if item.total is None else float(value)
+        alike.setdefault((rank, value, parts), []).append(item.name)
+    lines = []
+    for (_, value, parts), names in sorted(alike.items()):
+        margin = f"  {mark:6}  {value:>6}  "
+        for text in filter(None, (parts, "; ".join(names))):
+            lines += _wrapped(text, margin)
+            margin = " " * len(margin)
+    return lines
+
+
+def _wrapped(text: str, margin: str) -> list[str]:
+    """Lines of at most 80 columns; a name longer than that stays whole."""
+    return textwrap.wrap(
+        text,
+        80,
+        initial_indent=margin,
+        subsequent_indent=" " * max(len(margin), 4),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

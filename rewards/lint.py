@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -110,19 +111,29 @@ def _gates(rewards: Sequence[Reward], judge: Reward) -> str:
 
 
 def as_text(report: Report, title: str = "rewards") -> str:
-    """The report for people."""
-    width = max([len(line.name) for line in report.lines], default=4)
-    rows = [f"{'rule':{width}}  weight    low   high  best wrong  worst right"]
+    """The report for people, in 80 columns: the title, a row a rule, the verdict and what mends it."""
+    width = min(30, max([len(line.name) for line in report.lines], default=4))
+    rows = [*_wrapped(title), f"  {'rule':{width}}  weight    low   high  best wrong  worst right"]
     for line in report.lines:
+        if len(line.name) > width:
+            rows.append(f"  {line.name}")
         rows.append(
-            f"{line.name:{width}}  {line.weight:6g} {line.low:6.2f} {line.high:6.2f} {line.best_wrong:11.2f}"
-            f" {line.worst_right:12.2f}"
+            f"  {line.name if len(line.name) <= width else '':{width}}  {line.weight:6g} {line.low:6.2f}"
+            f" {line.high:6.2f} {line.best_wrong:11.2f} {line.worst_right:12.2f}"
         )
     verdict = "no wrong answer out-earns a right one" if report.ok else "a wrong answer can out-earn a right one"
-    rows.append(
-        f"{title}: the sum lies in {report.low:g} to {report.high:g}; the best wrong answer earns "
-        f"{report.best_wrong:.4g}, a bare right one {report.bare_right:.4g}: {verdict}"
+    rows.append(f"  the sum lies in {report.low:g} to {report.high:g}")
+    rows.append(f"  {verdict}: {report.best_wrong:.4g} against {report.bare_right:.4g}")
+    return "\n".join([*rows, *_wrapped(report.fix, "  ")])
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    """Lines of at most 80 columns; a name longer than that stays whole."""
+    return textwrap.wrap(
+        text,
+        80,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_long_words=False,
+        break_on_hyphens=False,
     )
-    if report.fix:
-        rows.append(f"  {report.fix}")
-    return "\n".join(rows)

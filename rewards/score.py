@@ -56,14 +56,20 @@ def grader_version() -> str:
     return f"{digest.hexdigest()[:12]}+math-verify-{importlib.metadata.version('math-verify')}"
 
 
-def parse_settings(pairs: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """`math.correct:extract=lenient` -> {"math.correct": {"extract": "lenient"}}; values are JSON where they can be."""
+def parse_settings(pairs: Iterable[str], uses: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`math.correct:extract=tag` -> {"math.correct": {"extract": "tag"}}; values are JSON where they can be.
+
+    `extract=tag` will do where there is one use.
+    """
     settings: dict[str, dict[str, Any]] = {}
     for pair in pairs:
         head, equals, value = pair.partition("=")
-        use, colon, key = head.rpartition(":")
-        if not (equals and colon and use and key):
-            raise RecipeError(f"reward score: --with {pair}: write it as math.correct:KEY=VALUE")
+        use, _, key = head.rpartition(":")
+        if not use and len(uses) == 1:
+            use = uses[0]
+        if not (equals and use and key) or head in uses:
+            examples = " or ".join(f"{name}:KEY=VALUE" for name in uses)
+            raise RecipeError(f"reward score: --with {pair}: write it as {examples}")
         try:
             settings.setdefault(use, {})[key] = json.loads(value)
         except json.JSONDecodeError:

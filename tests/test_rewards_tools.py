@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from slmgrpo.errors import RecipeError
 from slmgrpo.rewards import attack, catalogue, lint, score, signals
 from slmgrpo.rewards.base import Reward, Verdict, load_rewards
 from slmgrpo.rewards.presets import PRESETS, PresetUse
+
+MINE = "./my_reward.py:concise"
 
 
 def jsonl(folder: Path, rows: list[dict]) -> Path:
@@ -46,17 +49,28 @@ def test_one_rule_has_a_plain_reason(tmp_path: Path) -> None:
 
 
 def test_settings_and_mappings_are_parsed() -> None:
-    assert score.parse_settings(["math.correct:extract=lenient", "length.overlong:margin=128"]) == {
+    uses = ["math.correct", "length.overlong"]
+    assert score.parse_settings(["math.correct:extract=lenient", "length.overlong:margin=128"], uses) == {
         "math.correct": {"extract": "lenient"},
         "length.overlong": {"margin": 128},
     }
     assert score.parse_mapping("completion=pred,answer=a.b") == {"completion": "pred", "answer": "a.b"}
 
 
+@pytest.mark.parametrize("pair", ["words=2", "./my_reward.py:concise:words=2"])
+def test_the_only_rule_need_not_be_named_again(pair: str) -> None:
+    assert score.parse_settings([pair], [MINE]) == {MINE: {"words": 2}}
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda f: score.parse_settings(["margin=128"]), "write it as math.correct:KEY=VALUE"),
+        (
+            lambda f: score.parse_settings(["words=2"], [MINE, "code.parses"]),
+            "--with words=2: write it as ./my_reward.py:concise:KEY=VALUE or code.parses:KEY=VALUE",
+        ),
+        (lambda f: score.parse_settings(["words"], [MINE]), "write it as ./my_reward.py:concise:KEY=VALUE"),
+        (lambda f: score.parse_settings([f"{MINE}=2"], [MINE]), "write it as ./my_reward.py:concise:KEY=VALUE"),
         (lambda f: score.parse_mapping("pred"), "write it as completion=pred,answer=gold"),
         (lambda f: score.rewards_of([], {}), "name a rule"),
         (
@@ -144,6 +158,41 @@ def test_what_wrong_programs_earn() -> None:
     sound = attack.attack(load_rewards([PresetUse("code.passes_tests", 1.0), PresetUse("code.parses", 0.1)]))
     assert not [item.name for item in sound if item.beats]
     assert all((item.total or 0) <= 0.11 for item in sound if not item.honest)
+
+
+def earned(name: str, value: float | None, *, honest: bool = False, beats: bool = False) -> attack.Earned:
+    paid = {f"./my_rewards.py:the_rule_with_number_{n}": Verdict(value) for n in range(3)}
+    return attack.Earned("math", name, honest, value, paid, beats)
+
+
+def test_a_report_of_an_attack_ends_with_what_matters() -> None:
+    tricks = [earned(f"idle trick number {n}", 0.0) for n in range(30)]
+    beating = earned("a box for every number", 1.0, beats=True)
+    others = [earned("half a trick", 0.5), earned("another half", 0.5), earned("a crash", None), earned("a loop", -1.0)]
+    text = attack.as_text([earned("right answer", 1.0, honest=True), beating, *others, *tricks])
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == "1 of 35 tricks earn as much as a right answer" and lines[-2].strip() == beating.name
+    assert text.index("honest ") < text.index("0 or less (31): a loop; idle") < text.index("half a trick; another half")
+    assert text.index("half a trick") < text.index("BEATS ")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_report_of_lint_fits_80_columns(preset: str) -> None:
+    rewards = load_rewards([*PRESETS[preset], PresetUse("slmgrpo.rewards.format:answer_present", 1.0)])
+    text = lint.as_text(lint.lint(rewards), "my_recipe, " + "a source with a long name, " * 4)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "slmgrpo.rewards.format:answer_present" in text
+
+
+def test_the_readmes_own_rule_survives_the_attack(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[1] / "recipes" / "README.md").read_text(encoding="utf-8")
+    (rule,) = re.findall(r"```python\n# last_digit.py\n(.*?)```", readme, re.DOTALL)
+    (tmp_path / "last_digit.py").write_text(rule, encoding="utf-8")
+    rewards = load_rewards([PresetUse("./last_digit.py:right", 1.0)], base=tmp_path)
+    items = attack.attack(rewards)
+    assert [item.total for item in items if item.honest] == [1.0] * 4
+    assert not [item.name for item in items if item.beats]
 
 
 def test_means_statuses_and_times_of_a_step() -> None:
