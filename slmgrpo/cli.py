@@ -1,0 +1,347 @@
+"""The commands: parse, call, print; imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slmgrpo.cli_eval import eval_app
+from slmgrpo.errors import RecipeError, SlmgrpoError
+from slmgrpo.interrupt import Interrupted
+
+if TYPE_CHECKING:
+    from slmgrpo.plan import Plan
+    from slmgrpo.recipe import Recipe
+    from slmgrpo.run import RunDir
+
+app = typer.Typer(
+    name="slmgrpo",
+    help="GRPO fine-tuning of small language models from YAML recipes.\n\n"
+    "Start with `slmgrpo train recipes/quickstart.yaml`: a minute or two on a laptop, no GPU, no downloads.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+recipes_app = typer.Typer(
+    help="List, show, copy and compare recipes.\n\nExample: `slmgrpo recipes show code_3b`", invoke_without_command=True
+)
+reward_app = typer.Typer(
+    help="Score completions with any rules, and look for holes in a recipe's.\n\n"
+    "Example: `slmgrpo reward lint code_3b`",
+    no_args_is_help=True,
+)
+app.add_typer(recipes_app, name="recipes")
+app.add_typer(reward_app, name="reward")
+app.add_typer(eval_app, name="eval")
+
+RecipeArg = Annotated[str, typer.Argument(help="A recipe file, or the name of a packaged one.", metavar="RECIPE")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override a value, as in `--set train.steps=20`; may be repeated.", metavar="KEY=VALUE"),
+]
+GpusOption = Annotated[int, typer.Option(help="GPUs to plan for.", min=1)]
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON in place of a table.")]
+
+
+@app.command()
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe file, or the name of a packaged one.")] = None,
+    overrides: SetOption = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory; by default runs/NAME-DATE-TIME.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run; by default the recipe's.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with this run from its last checkpoint.")] = None,
+) -> None:
+    """Train a recipe and write a run directory.
+
+    Example: `slmgrpo train recipes/quickstart.yaml --set train.steps=20`
+    """
+    from slmgrpo import plan as plans
+    from slmgrpo import run as runs
+
+    if (recipe is None) == (resume is None):
+        raise RecipeError("train: give a recipe, or --resume RUN; `slmgrpo recipes` lists the packaged ones")
+    if resume is not None:
+        if overrides or out or name:
+            raise RecipeError(
+                "train: --resume goes on with the run as it is; start a new run to use --set, --out, --name"
+            )
+        from slmgrpo import recipe as recipes_schema
+
+        run = runs.open_run(resume)
+        spec = recipes_schema.Recipe.model_validate(run.read_json("recipe.json"))
+        base = Path(run.read_json("env.json")["base"])
+    else:
+        from slmgrpo.recipe_load import load
+
+        assert recipe is not None
+        loaded = load(recipe, overrides or ())
+        run, base = None, loaded.base
+        spec = loaded.recipe.model_copy(update={"name": name}) if name else loaded.recipe
+    _train(spec, plans.plan(spec, base=base), base, out, run, recipe)
+
+
+def _train(spec: Recipe, plan: Plan, base: Path, out: Path | None, run: RunDir | None, typed: str | None) -> None:
+    from rich.console import Console
+
+    from slmgrpo import view
+    from slmgrpo.train import train as run_training
+
+    console = Console()
+    try:
+        with view.LiveView(console, plan.steps) as live:
+            outcome = run_training(spec, plan, base=base, out=out, resume=run, observer=live)
+    except Interrupted as stop:
+        console.print(f"interrupted: {stop.saved or 'stopped before anything was saved'}", soft_wrap=True)
+        raise
+    metrics = [json.loads(line) for line in outcome.run.metrics.read_text().splitlines()]
+    console.print(view.summary(spec.name, metrics, outcome.before, outcome.after))
+    console.print(f"\nrun: {outcome.run.path}", soft_wrap=True)
+    for number, command in enumerate(_next_commands(outcome.run, typed, 2 * plan.steps)):
+        console.print(f"{'     ' if number else 'next:'} {command}", soft_wrap=True)
+
+
+def _next_commands(run: RunDir, typed: str | None, steps: int) -> list[str]:
+    """Two commands to try after a run, which work as they stand."""
+    from slmgrpo.recipe_load import find, packaged_recipes
+
+    if typed is None:
+        return [f"less {run.samples}"]
+    longer = f"slmgrpo train {typed} --set train.steps={steps}"
+    packaged = {path: name for name, path in packaged_recipes().items()}
+    if name := packaged.get(find(typed)):
+        return [longer, f"slmgrpo recipes copy {name} my_{name}.yaml"]
+    return [longer, f"less {run.samples}"]
+
+
+@app.command()
+def plan(recipe: RecipeArg, gpus: GpusOption = 1, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+    """Show every derived number of a recipe, without torch, a GPU or a download.
+
+    Example: `slmgrpo plan recipes/code_3b.yaml --gpus 8`
+    """
+    from dataclasses import asdict
+
+    from slmgrpo import plan as plans
+    from slmgrpo import view
+    from slmgrpo.recipe_load import load
+
+    loaded = load(recipe, overrides or ())
+    planned = plans.plan(loaded, gpus=gpus)
+    if as_json:
+        typer.echo(json.dumps(asdict(planned), indent=2))
+    else:
+        view.show(view.pairs_table(plans.describe(planned)))
+
+
+@recipes_app.callback()
+def recipes(ctx: typer.Context) -> None:
+    """List the packaged recipes; `show`, `copy` and `diff` work on them and on your own."""
+    if ctx.invoked_subcommand:
+        return
+    from slmgrpo import view
+    from slmgrpo.recipe_show import list_recipes
+
+    view.show(view.pairs_table([(listed.name, listed.description) for listed in list_recipes()]))
+
+
+@recipes_app.command()
+def show(recipe: RecipeArg, overrides: SetOption = None) -> None:
+    """Print a recipe with its parents merged in and each value's origin as a comment.
+
+    Example: `slmgrpo recipes show code_3b`
+    """
+    from slmgrpo.recipe_load import load
+    from slmgrpo.recipe_show import show as text_of
+
+    typer.echo(text_of(load(recipe, overrides or ())), nl=False)
+
+
+@recipes_app.command()
+def copy(
+    recipe: Annotated[str, typer.Argument(help="A packaged recipe.", metavar="RECIPE")],
+    to: Annotated[Path, typer.Argument(help="The new file.", metavar="TO")],
+) -> None:
+    """Make a recipe of your own to edit.
+
+    Example: `slmgrpo recipes copy math_1.5b my_math.yaml`
+    """
+    from slmgrpo.recipe_show import copy_recipe
+
+    made = copy_recipe(recipe, to)
+    typer.echo(f"{made}: edit it, then `slmgrpo check {made}` and `slmgrpo train {made}`")
+
+
+@recipes_app.command()
+def diff(
+    a: Annotated[str, typer.Argument(metavar="A", help="A recipe.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+) -> None:
+    """Show the values in which two recipes differ.
+
+    Example: `slmgrpo recipes diff math_3b code_3b`
+    """
+    from rich.table import Table
+
+    from slmgrpo import view
+    from slmgrpo.recipe_load import load
+    from slmgrpo.recipe_show import diff as differences
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("key", a, b):
+        table.add_column(heading, overflow="fold")
+    for difference in differences(load(a), load(b)):
+        table.add_row(difference.key, difference.a or "-", difference.b or "-")
+    view.show(table)
+
+
+@app.command()
+def check(recipe: RecipeArg, overrides: SetOption = None) -> None:
+    """Look at recipe, plan, data, prompts and rewards together, without training.
+
+    Example: `slmgrpo check recipes/quickstart.yaml`
+    """
+    from rich.console import Console
+
+    from slmgrpo import view
+    from slmgrpo.check import check as examine
+    from slmgrpo.recipe_load import load
+
+    console = Console()
+    with console.status("reading data, rendering prompts, grading gold answers"):
+        report = examine(load(recipe, overrides or ()))
+    view.show(view.check_report(report))
+    if not report.ok:
+        raise typer.Exit(2)
+
+
+@reward_app.command()
+def score(
+    file: Annotated[Path, typer.Argument(help="A jsonl file of completions.", metavar="FILE")],
+    use: Annotated[list[str], typer.Option(help="A rule; may be given several times.", metavar="RULE")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--with", help="A rule's setting; may be repeated.", metavar="RULE:KEY=VALUE")
+    ] = None,
+    mapping: Annotated[str, typer.Option("--map", help="What rules call it = what the file calls it, ...")] = "",
+    as_json: JsonOption = False,
+    sandbox: Annotated[str, typer.Option(help="For code: strict, best or off.")] = "strict",
+) -> None:
+    """Score saved completions: the value of each rule, the answer read and why.
+
+    Example: `slmgrpo reward score samples.jsonl --use math.correct --map completion=text,answer=gold`
+    """
+    from slmgrpo.rewards import score as scoring
+
+    rewards = scoring.rewards_of(use, scoring.parse_settings(settings or (), use), Path.cwd())
+    scored = scoring.score(file, rewards, mapping=scoring.parse_mapping(mapping), sandbox=sandbox)
+    if as_json:
+        for item in scored:
+            typer.echo(item.as_json())
+    else:
+        typer.echo(scoring.as_text(list(scored)))
+
+
+@reward_app.command()
+def lint(recipe: RecipeArg, overrides: SetOption = None) -> None:
+    """Fail where the best wrong answer can out-earn a bare right one, and say the smallest change that mends it.
+
+    Example: `slmgrpo reward lint recipes/code_3b.yaml`
+    """
+    from slmgrpo.rewards import lint as linting
+
+    ok = True
+    for title, rewards in _reward_sets(recipe, overrides):
+        report = linting.lint(rewards)
+        typer.echo(linting.as_text(report, title))
+        ok &= report.ok
+    if not ok:
+        raise typer.Exit(2)
+
+
+@reward_app.command()
+def attack(recipe: RecipeArg, overrides: SetOption = None) -> None:
+    """Show what each trick of the adversarial suite earns under a recipe's rules.
+
+    Example: `slmgrpo reward attack recipes/code_3b.yaml`
+    """
+    from slmgrpo.recipe_load import load
+    from slmgrpo.rewards import attack as attacking
+
+    grading = load(recipe, overrides or ()).recipe.grading
+    beaten = False
+    for title, rewards in _reward_sets(recipe, overrides):
+        earned = attacking.attack(rewards, timeout_s=grading.timeout_s, sandbox=grading.sandbox)
+        typer.echo(f"{title}\n{attacking.as_text(earned)}")
+        beaten |= any(item.beats for item in earned)
+    if beaten:
+        raise typer.Exit(2)
+
+
+def _reward_sets(recipe: str, overrides: list[str] | None) -> Iterator[tuple[str, Any]]:
+    """Each distinct set of rules of a recipe, with the first source that uses it."""
+    from slmgrpo.recipe_load import load
+    from slmgrpo.rules import rules_of
+
+    loaded = load(recipe, overrides or ())
+    seen = set()
+    for source in loaded.recipe.data.train:
+        rewards = rules_of(loaded.recipe, source, loaded.base)
+        if str(rewards) not in seen:
+            seen.add(str(rewards))
+            yield f"{loaded.recipe.name}, {source.source}", rewards
+
+
+@app.command()
+def doctor() -> None:
+    """Show what is installed, which device and engines can run, how strong the sandbox is, and what mends a gap.
+
+    Example: `slmgrpo doctor`
+    """
+    from slmgrpo import doctor as clinic
+    from slmgrpo import view
+
+    found = clinic.examine()
+    marks = {"ok": "", "absent": "(optional) ", "fault": "FAULT: "}
+    rows = [(f.name, f"{marks[f.state]}{f.detail}" + (f"; {f.mend}" if f.mend else "")) for f in found]
+    view.show(view.pairs_table(rows))
+    if any(f.state == "fault" for f in found):
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Run a command; a user's mistake prints its message and exits 2, a broken run 1, a signal 128 + its number."""
+    logging.lastResort = None
+    try:
+        app(standalone_mode=True)
+    except Interrupted as stop:
+        _leave(stop.exit_code)
+    except SlmgrpoError as error:
+        typer.echo(str(error), err=True)
+        _leave(error.exit_code)
+    except BrokenPipeError:
+        _leave(0)
+
+
+def _leave(code: int) -> None:
+    sys.stderr.flush()
+    with _ignore_closed_pipe():
+        sys.stdout.flush()
+    sys.exit(code)
+
+
+@contextmanager
+def _ignore_closed_pipe() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
