@@ -107,21 +107,8 @@ def _train(spec: Recipe, plan: Plan, base: Path, out: Path | None, run: RunDir |
     metrics = [json.loads(line) for line in outcome.run.metrics.read_text().splitlines()]
     console.print(view.summary(spec.name, metrics, outcome.before, outcome.after))
     console.print(f"\nrun: {outcome.run.path}", soft_wrap=True)
-    for number, command in enumerate(_next_commands(outcome.run, typed, 2 * plan.steps)):
-        console.print(f"{'     ' if number else 'next:'} {command}", soft_wrap=True)
-
-
-def _next_commands(run: RunDir, typed: str | None, steps: int) -> list[str]:
-    """Two commands to try after a run, which work as they stand."""
-    from slmgrpo.recipe_load import find, packaged_recipes
-
-    if typed is None:
-        return [f"less {run.samples}"]
-    longer = f"slmgrpo train {typed} --set train.steps={steps}"
-    packaged = {path: name for name, path in packaged_recipes().items()}
-    if name := packaged.get(find(typed)):
-        return [longer, f"slmgrpo recipes copy {name} my_{name}.yaml"]
-    return [longer, f"less {run.samples}"]
+    longer = [f"slmgrpo train {typed} --set train.steps={2 * plan.steps}"] if typed else []
+    console.print("next: " + "\n      ".join([f"slmgrpo eval {outcome.run.path}", *longer]), soft_wrap=True)
 
 
 @app.command()
