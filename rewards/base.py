@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from slmgrpo.errors import RecipeError
-from slmgrpo.rewards.find import Rule, closest, load, signature
+from slmgrpo.rewards.find import Rule, closest, load, signature, wrong_value
 
 Status = Literal["correct", "wrong", "no_answer", "ungradeable", "timeout", "error", "gated", "scored"]
 F = TypeVar("F", bound=Rule)
@@ -142,6 +142,8 @@ class Reward:
         problems += [
             f"rewards: {use.use} needs `with: {{{key}: ...}}`" for key in sorted(takes.needed_settings - set(settings))
         ]
+        wrong = [wrong_value(rule, key, value) for key, value in settings.items()]
+        problems += [f"rewards: {use.use}: {text}" for text in wrong if text]
         if not math.isfinite(use.weight):
             problems.append(f"rewards: {use.use} has weight {use.weight}; use a number")
         if problems:
@@ -185,7 +187,10 @@ class Reward:
         """Score one completion. What the rule raises becomes a verdict of status `error`, never a zero."""
         try:
             return _verdict(_call(self.rule, self.settings, prompt, completion, completion_ids, columns or {}))
-        except Exception as error:  # a rule's bug is data here: counted, masked, and it stops the run above a rate
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # a rule's bug is data here: counted, masked, and it stops the run above a rate
             return Verdict(None, "error", why=f"{type(error).__name__}: {error}"[:300])
 
     def quick(
@@ -200,7 +205,7 @@ class Reward:
             return None
         try:
             result = _call(rule, self.settings, prompt, completion, completion_ids, columns or {})
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return Verdict(None, "error", why=f"{type(error).__name__}: {error}"[:300])
         return None if result is NotImplemented else _verdict(result)
 

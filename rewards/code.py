@@ -6,9 +6,10 @@ import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from slmgrpo.rewards.base import Bounds, Verdict, bounded, correctness
+from slmgrpo.rewards.find import Above
 from slmgrpo.rewards.programs import completed, handed_in, task_prompt, tree_of
 from slmgrpo.rewards.programs import trivial as trivial_because
 
@@ -31,7 +32,7 @@ def passes_tests(
     question: str = "",
     setup: str = "",
     *,
-    timeout_s: float = 8.0,
+    timeout_s: Annotated[float, Above(0)] = 8.0,
 ) -> Verdict:
     """1 if the program of the reply passes all `tests` in the sandbox within `timeout_s`."""
     verdict = _graded(completion, tests, entry_point, test_kind, prompt, question, setup, timeout_s)
@@ -51,7 +52,7 @@ def fraction_passed(
     question: str = "",
     setup: str = "",
     *,
-    timeout_s: float = 8.0,
+    timeout_s: Annotated[float, Above(0)] = 8.0,
 ) -> Verdict:
     """The share of `tests` that the program passes; 1 only where it passes all."""
     return _graded(completion, tests, entry_point, test_kind, prompt, question, setup, timeout_s)

@@ -8,11 +8,15 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import math
+import reprlib
 import sys
-from collections.abc import Callable, Iterable
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from slmgrpo.errors import RecipeError
 
@@ -57,21 +61,41 @@ def load(use: str, *, base: Path | None = None) -> Rule:
         raise RecipeError(
             f"rewards: `{use}`: {place} has no function `{name}`{closest(name, _public_functions(module))}"
         )
+    if inspect.isclass(rule) or inspect.iscoroutinefunction(rule):
+        what = "a class" if inspect.isclass(rule) else "an `async def`"
+        raise RecipeError(f"rewards: `{use}`: `{name}` is {what}; a rule is a plain function of one completion")
+    try:
+        inspect.signature(rule)
+    except (TypeError, ValueError):
+        raise RecipeError(f"rewards: `{use}`: the parameters of `{name}` cannot be read; wrap it in a `def`") from None
     return rule
 
 
 def _load_module(use: str, place: str) -> Any:
+    if not all(part.isidentifier() for part in place.split(".")):
+        raise RecipeError(f"rewards: `{use}`: no module; a rule of your own is `./file.py:name` or `pkg.mod:name`")
     try:
         return importlib.import_module(place)
     except ImportError as error:
         raise RecipeError(
             f"rewards: `{use}`: cannot import {place} ({error}); install it or correct the path"
         ) from error
+    except (Exception, SystemExit) as error:
+        raise _fails_at_import(use, place, error) from error
+
+
+def _fails_at_import(use: str, place: Any, error: BaseException) -> RecipeError:
+    """Whatever the user's file does at import, sys.exit included, is the user's to mend."""
+    return RecipeError(f"rewards: `{use}`: {place} fails at import: {type(error).__name__}: {error}")
 
 
 def _load_file(use: str, path: Path, base: Path | None) -> Any:
-    file = (path if path.is_absolute() else (base or Path.cwd()) / path).resolve()
-    if not file.is_file():
+    try:
+        file = (path if path.is_absolute() else (base or Path.cwd()) / path).resolve()
+        there = file.is_file()
+    except (OSError, ValueError, RuntimeError) as error:  # no name of a file, or links in a circle
+        raise RecipeError(f"rewards: `{use}`: no such file ({error})") from None
+    if not there:
         raise RecipeError(f"rewards: `{use}`: no file {file}; paths are relative to the recipe")
     name = f"slmgrpo_user_rule_{file.stem}_{hashlib.sha1(str(file).encode()).hexdigest()[:12]}"
     if name in sys.modules:
@@ -83,9 +107,9 @@ def _load_file(use: str, path: Path, base: Path | None) -> Any:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's file does at import is the user's to mend
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise RecipeError(f"rewards: `{use}`: {file} fails at import: {type(error).__name__}: {error}") from error
+        raise _fails_at_import(use, file, error) from error
     return module
 
 
@@ -117,3 +141,71 @@ def signature(rule: Rule) -> Signature:
                 optional.add(parameter.name)
     batched = "completions" in data
     return Signature(tuple(data), frozenset(optional), tuple(settings), frozenset(needed), batched, open_ended)
+
+
+# ---- values of settings ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Above:
+    """`Annotated[float, Above(0)]`: a setting that must be larger than `low`."""
+
+    low: float
+
+
+@functools.lru_cache(maxsize=256)
+def _annotations(rule: Rule) -> Mapping[str, Any]:
+    """A rule's annotations; those of a file that cannot be resolved are not checked."""
+    try:
+        return typing.get_type_hints(rule, include_extras=True)
+    except Exception:  # names that exist for type checkers only, in whatever form the user's file writes them
+        return {}
+
+
+def wrong_value(rule: Rule, key: str, value: Any) -> str:
+    """What is wrong with the value of a setting by the annotation of its parameter, and what to use; else nothing."""
+    annotation = _annotations(rule).get(key, Any)
+    if _fits(value, annotation):
+        return ""
+    return f"`{key}` is {reprlib.repr(value)}; use {_allowed(annotation)}"
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        bounds = [extra for extra in inside[1:] if isinstance(extra, Above)]
+        return _fits(value, inside[0]) and all(value > bound.low for bound in bounds)
+    if origin is Literal:
+        return any(type(value) is type(choice) and value == choice for choice in inside)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, part) for part in inside)
+    if annotation in (None, type(None)):
+        return value is None
+    if annotation in (int, float):
+        return isinstance(value, int | annotation) and not isinstance(value, bool)
+    if annotation in (str, bool):
+        return isinstance(value, annotation)
+    kind = origin or annotation
+    if kind in (list, tuple, set, frozenset) or kind in (Sequence, Iterable):
+        return isinstance(value, list | tuple) and all(_fits(part, inside[0]) for part in value if len(inside) == 1)
+    if kind in (dict, Mapping):
+        return isinstance(value, Mapping)
+    return True
+
+
+def _allowed(annotation: Any) -> str:
+    origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return " ".join([_allowed(inside[0]), *(f"above {e.low:g}" for e in inside[1:] if isinstance(e, Above))])
+    if origin is Literal:
+        *most, last = (str(choice) for choice in inside)
+        return f"{', '.join(most)} or {last}" if most else last
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_allowed(part) for part in inside)
+    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
+    kind = origin or annotation
+    if kind in words:
+        return words[kind]
+    return "a mapping" if kind in (dict, Mapping) else "a finite number" if annotation is Any else "a list"

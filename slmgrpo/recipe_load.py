@@ -91,13 +91,18 @@ def packaged_recipes() -> dict[str, Path]:
 def shown(path: Path) -> str:
     """A path as messages show it: packaged recipes as `recipes/NAME.yaml`, others as short as they can be."""
     try:
-        return f"recipes/{path.resolve().relative_to(PACKAGED.resolve()).as_posix()}"
+        return f"recipes/{_real(path).relative_to(_real(PACKAGED)).as_posix()}"
     except ValueError:
         pass
     try:
-        return path.resolve().relative_to(Path.cwd()).as_posix()
+        return _real(path).relative_to(Path.cwd()).as_posix()
     except ValueError:
         return str(path)
+
+
+def _real(path: Path) -> Path:
+    """The path without links; links in a circle stay as they are, where `Path.resolve` raises."""
+    return Path(os.path.realpath(path))
 
 
 def _is_file(path: Path) -> bool:
@@ -147,7 +152,7 @@ def _parent(tree: Spot, path: Path, chain: list[Path]) -> Path | None:
         parent = find(spot.value, beside=path.parent)
     except RecipeError as error:
         raise Unreadable(Problem(spot.where, "extends", str(error))) from None
-    if parent.resolve() in [file.resolve() for file in chain]:
+    if _real(parent) in [_real(file) for file in chain]:
         names = " -> ".join(shown(file) for file in [*chain, parent])
         raise Unreadable(Problem(spot.where, "extends", f"comes back to itself: {names}"))
     if len(chain) >= MAX_LEVELS:

@@ -24,6 +24,8 @@ def own_rule(folder: Path, body: str) -> Path:
 
 CONCISE = (
     "def concise(completion: str, *, words: int = 3):\n    return 1.0 if len(completion.split()) <= words else 0.0\n"
+    "class Concise: pass\n"
+    "async def later(completion): return 1.0\n"
 )
 
 
@@ -48,9 +50,28 @@ def test_a_reward_pickles_by_its_import_path(tmp_path: Path) -> None:
         ("no_such_package_here:rule", "cannot import no_such_package_here"),
         ("./nowhere.py:rule", "paths are relative to the recipe"),
         ("./mine.py:concize", "did you mean `concise`?"),
+        (":", "no module"),
+        (".:rule", "no module"),
+        ("./mine.py:", "has no function ``"),
+        ("./a\0b.py:rule", "no such file"),
+        ("./circle.py:rule", "no such file"),
+        ("./mine.py:Concise", "is a class; a rule is a plain function"),
+        ("./mine.py:later", "is an `async def`; a rule is a plain function"),
+        ("builtins:dict", "is a class"),
+        ("builtins:max", "cannot be read; wrap it in a `def`"),
+        ("./leaves.py:rule", "fails at import: SystemExit: 3"),
+        ("leaves_too:rule", "leaves_too fails at import: SystemExit: 3"),
+        ("breaks:rule", "breaks fails at import: ZeroDivisionError"),
     ],
 )
-def test_an_unknown_rule_is_refused_with_a_suggestion(name: str, says: str, tmp_path: Path) -> None:
+def test_what_is_no_rule_is_refused_with_a_suggestion(
+    name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in ("leaves.py", "leaves_too.py"):
+        (tmp_path / file).write_text("import sys\nsys.exit(3)\n", encoding="utf-8")
+    (tmp_path / "breaks.py").write_text("1 / 0\n", encoding="utf-8")
+    (tmp_path / "circle.py").symlink_to("circle.py")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RecipeError, match="rewards: ") as error:
         load(name, base=own_rule(tmp_path, CONCISE))
     assert says in str(error.value)
@@ -88,7 +109,51 @@ def test_columns_that_the_data_lacks_are_named_before_training(tmp_path: Path) -
     assert missing_columns(rewards, ["anser"]) == []
 
 
-@pytest.mark.parametrize("body", ["1 / 0", "'text'", "float('nan')", "[][0]", "(_ for _ in ()).throw(KeyError('x'))"])
+@pytest.mark.parametrize(
+    ("name", "settings", "says"),
+    [
+        ("math.correct", {"extract": "banana"}, "`extract` is 'banana'; use box, tag or lenient"),
+        ("math.correct", {"extract": None}, "`extract` is None; use box, tag or lenient"),
+        ("math.correct", {"extract": 5}, "`extract` is 5; use box, tag or lenient"),
+        ("format.tagged", {"style": "xml"}, "`style` is 'xml'; use think, think_answer or reasoning_answer"),
+        ("math.numeric_close", {"relative": "a"}, "`relative` is 'a'; use a number"),
+        ("math.numeric_close", {"relative": float("nan")}, "`relative` is nan; use a number"),
+        ("math.steps_checked", {"most": True}, "`most` is True; use a number"),
+        ("length.repetition", {"n": 2.5}, "`n` is 2.5; use a whole number"),
+        ("code.passes_tests", {"timeout_s": 0}, "`timeout_s` is 0; use a number above 0"),
+        ("code.fraction_passed", {"timeout_s": -5}, "`timeout_s` is -5; use a number above 0"),
+        ("code.passes_tests", {"timeout_s": float("inf")}, "`timeout_s` is inf; use a number above 0"),
+        ("./own.py:r", {"a": "x"}, "`a` is 'x'; use a whole number or null"),
+        ("./own.py:r", {"b": "x"}, "`b` is 'x'; use a list"),
+        ("./own.py:r", {"b": [1]}, "`b` is [1]; use a list"),
+        ("./own.py:r", {"c": float("inf")}, "`c` is inf; use a finite number"),
+        ("./own.py:r", {"d": []}, "`d` is []; use a mapping"),
+    ],
+)
+def test_settings_have_the_type_that_the_rule_states(
+    name: str, settings: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    body = "def r(completion, *, a: int | None = 0, b: list[str] = [], c=1, d: dict[str, int] = {}): return 1\n"
+    (tmp_path / "own.py").write_text(body, encoding="utf-8")
+    with pytest.raises(RecipeError) as error:
+        load_rewards([use(name, settings=settings)], base=tmp_path)
+    assert str(error.value) == f"rewards: {name}: {says}"
+
+
+def test_settings_of_the_stated_type_and_of_none_are_taken(tmp_path: Path) -> None:
+    body = "def r(completion, *, a: int | None = 0, b: 'list[str]' = [], c=1, d: float = 1, e: Unheard = 1): return 1\n"
+    (tmp_path / "taken.py").write_text(body.replace(", e: Unheard = 1", ""), encoding="utf-8")
+    (tmp_path / "unread.py").write_text("from __future__ import annotations\n" + body, encoding="utf-8")
+    fine = [{"a": None, "b": ["x"], "c": "any", "d": 1}, {"a": 3, "b": [], "c": [2], "d": 0.5}]
+    for settings in fine:
+        assert load_rewards([use("./taken.py:r", settings=settings)], base=tmp_path)
+    assert load_rewards([use("./unread.py:r", settings={"e": "x"})], base=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["__import__('sys').exit(3)", "1 / 0", "'text'", "float('nan')", "[][0]", "(_ for _ in ()).throw(KeyError('x'))"],
+)
 def test_a_bug_in_a_rule_is_an_error_and_never_a_zero(body: str, tmp_path: Path) -> None:
     own_rule(tmp_path, f"def r(completion): return {body}\n")
     verdict = Reward.from_use(use("./mine.py:r"), base=tmp_path).judge("", "x")
