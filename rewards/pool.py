@@ -10,25 +10,19 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
-import mmap
 import os
 import pickle
-import struct
-import subprocess
-import sys
 import threading
-import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
+from multiprocessing.connection import wait
 from statistics import quantiles
 from typing import Any
 
 from slmgrpo.errors import RunError
 from slmgrpo.rewards.base import Reward, Verdict
-from slmgrpo.rewards.code import SANDBOX
+from slmgrpo.rewards.worker import Worker
 
 CHUNK = 16
 """Judgements sent to a worker at once: few enough to share the work evenly, enough to make pipes cheap."""
@@ -36,8 +30,6 @@ REMEMBERED = 100_000
 """Verdicts kept for equal judgements, the oldest forgotten first."""
 DEATHS = 2
 """Workers that may die over one judgement before it counts as an error of the rule."""
-START_S = 60.0
-"""A worker that does not answer by then cannot start at all."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +96,7 @@ class Pool:
         self._closing = False
         self._failure: BaseException | None = None
         self._wake_out, self._wake_in = os.pipe()
-        self._workers = [_Worker(sandbox) for _ in range(workers)]
+        self._workers = [Worker(sandbox) for _ in range(workers)]
         self._manager = threading.Thread(target=self._manage, name="reward-pool", daemon=True)
         self._manager.start()
 
@@ -243,7 +235,7 @@ class Pool:
         left = [self._timeout_s - worker.elapsed() for worker in self._workers if worker.chunk]
         return max(min(left), 0.01) if left else None
 
-    def _collect(self, worker: _Worker) -> None:
+    def _collect(self, worker: Worker) -> None:
         try:
             results = worker.connection.recv()
         except (EOFError, OSError):
@@ -252,18 +244,18 @@ class Pool:
         for verdict, seconds in results:
             self._finish(worker.chunk.popleft(), verdict, seconds)
 
-    def _died(self, worker: _Worker) -> None:
+    def _died(self, worker: Worker) -> None:
         if not worker.started:
             raise RunError(f"a reward worker ended at its start with code {worker.kill()}; try `slmgrpo doctor`")
         self._replace(worker, None)
 
-    def _replace(self, worker: _Worker, verdict: Verdict | None) -> None:
+    def _replace(self, worker: Worker, verdict: Verdict | None) -> None:
         """Kill and start anew; the judgement under way gets `verdict` (None: it is tried again), the others wait."""
         position = worker.position()
         code = worker.kill()
         chunk = list(worker.chunk)
         guilty = chunk[position] if 0 <= position < len(chunk) else None
-        self._workers[self._workers.index(worker)] = _Worker(self._sandbox)
+        self._workers[self._workers.index(worker)] = Worker(self._sandbox)
         if guilty is not None and verdict is None:
             guilty.deaths += 1
             if guilty.deaths >= DEATHS:
@@ -273,119 +265,6 @@ class Pool:
             self._finish(guilty, verdict, self._timeout_s)
         with self._lock:
             self._jobs.extendleft(reversed(chunk))
-
-
-class _Worker:
-    """A process that judges chunks; its position in the chunk stands in shared memory."""
-
-    def __init__(self, sandbox: str) -> None:
-        memory = os.memfd_create("slmgrpo-pool")
-        os.ftruncate(memory, 8)
-        self._memory = mmap.mmap(memory, 8)
-        self._memory[:] = _NOT_STARTED
-        here, there_in = os.pipe()
-        there_out, here_in = os.pipe()
-        self.connection = Connection(here, writable=False)
-        self._requests = Connection(here_in, readable=False)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, str(there_out), str(there_in), str(memory), str(os.getpid())],
-            pass_fds=(there_out, there_in, memory),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is the trainer's to handle
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path), SANDBOX: sandbox},
-        )
-        for fd in (memory, there_in, there_out):
-            os.close(fd)
-        self.chunk: deque[_Job] = deque()
-        self._sent = 0
-        self._mark = 0.0
-        self._seen = b""
-
-    @property
-    def started(self) -> bool:
-        return self._memory[:] != _NOT_STARTED
-
-    def send(self, chunk: Sequence[_Job]) -> bool:
-        """Hand over a chunk; False where the process is gone."""
-        self.chunk, self._sent = deque(chunk), len(chunk)
-        if self.started:
-            self._memory[:] = struct.pack("q", 0)
-        self._mark, self._seen = time.monotonic(), self._memory[:]
-        try:
-            self._requests.send([(job.reward, job.inputs) for job in chunk])
-        except OSError:
-            return False
-        return True
-
-    def position(self) -> int:
-        """Which judgement of `chunk` is under way."""
-        return max(struct.unpack("q", self._memory[:])[0], 0) - (self._sent - len(self.chunk))
-
-    def elapsed(self) -> float:
-        """Seconds that the present judgement has taken, negative while the process may still be starting."""
-        if self._memory[:] != self._seen:
-            self._mark, self._seen = time.monotonic(), self._memory[:]
-        return time.monotonic() - self._mark - (0.0 if self.started else START_S)
-
-    def end(self) -> None:
-        """Let it leave by itself, so that a sandbox can tidy up; kill it where it does not."""
-        self._requests.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=1)
-        self.kill()
-
-    def kill(self) -> int | None:
-        self._process.kill()
-        code = self._process.wait()
-        self.connection.close()
-        self._requests.close()
-        return code
-
-
-_NOT_STARTED = struct.pack("q", -1)
-_START = (
-    "import sys; from slmgrpo.rewards.pool import judge_chunks; "
-    "judge_chunks(*(int(number) for number in sys.argv[1:5]))"
-)
-
-FLUSH_S = 0.02
-
-
-def judge_chunks(requests_fd: int, results_fd: int, memory_fd: int, parent: int) -> None:
-    """A worker's life: judge chunk after chunk until the parent closes the pipe or dies."""
-    _die_with(parent)
-    requests = Connection(requests_fd, writable=False)
-    results = Connection(results_fd, readable=False)
-    memory = mmap.mmap(memory_fd, 8)
-    memory[:] = struct.pack("q", 0)
-    while True:
-        try:
-            chunk = requests.recv()
-        except EOFError:
-            return
-        said = time.monotonic()
-        unsaid: list[tuple[Verdict, float]] = []
-        for count, (reward, (prompt, completion, ids, columns)) in enumerate(chunk):
-            if unsaid and time.monotonic() - said > FLUSH_S:
-                results.send(unsaid)
-                said, unsaid = time.monotonic(), []
-            memory[:] = struct.pack("q", count)
-            start = time.perf_counter()
-            verdict = reward.judge(prompt, completion, ids, columns)
-            unsaid.append((verdict, time.perf_counter() - start))
-        results.send(unsaid)
-
-
-def _die_with(parent: int) -> None:
-    """SIGKILL when the parent dies, also in the middle of a judgement (Linux's PR_SET_PDEATHSIG)."""
-    import ctypes
-    import signal
-
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _needed(reward: Reward, columns: Mapping[str, Any]) -> Mapping[str, Any]:

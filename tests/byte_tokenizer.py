@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -14,8 +12,9 @@ CHATML = (
 
 def tokenizer_with(template: str | None, *, adds_bos: bool = False) -> Any:
     """adds_bos: it begins every text with `<s>`, as Llama's does."""
-    tokenizers = pytest.importorskip("tokenizers")
-    transformers = pytest.importorskip("transformers")
+    import tokenizers
+    import transformers
+
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     core = tokenizers.Tokenizer(
         tokenizers.models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[])

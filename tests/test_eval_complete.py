@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from slmgrpo.errors import RunError
 from slmgrpo.eval.complete import EVAL_KEY, Ask, Problem, complete, complete_within_memory
 from slmgrpo.rollout.engine import Completion, Request
-
-torch = pytest.importorskip("torch")
 
 
 class Echo:

@@ -6,13 +6,12 @@ import itertools
 import math
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slmgrpo.eval import stats
-
-np = pytest.importorskip("numpy")
 
 
 def test_zero_of_thirty_is_not_certainly_zero() -> None:

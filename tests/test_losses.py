@@ -45,7 +45,6 @@ LENGTHS = [0, 6, 3, 1, 6, 2, 5, 4]
 
 @pytest.fixture(scope="module")
 def trainer() -> Any:
-    pytest.importorskip("trl")
     return make_trainer()
 
 

@@ -265,7 +265,8 @@ def test_a_recipes_template_begins_as_the_tokenizer_begins_texts() -> None:
 
 
 def test_the_tiny_model_gets_every_task(tmp_path: Path) -> None:
-    tiny = pytest.importorskip("slmgrpo.tiny")
+    from slmgrpo import tiny
+
     if not (tiny.path() / "tokenizer.json").exists():
         pytest.skip("the embedded model is not built")
     from transformers import AutoTokenizer
