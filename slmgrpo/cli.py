@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -221,7 +222,9 @@ def score(
     ] = None,
     mapping: Annotated[str, typer.Option("--map", help="What rules call it = what the file calls it, ...")] = "",
     as_json: JsonOption = False,
-    sandbox: Annotated[str, typer.Option(help="For code: strict, best or off.")] = "strict",
+    sandbox: Annotated[
+        Literal["strict", "best", "off"], typer.Option(help="For code: strict, best or off.")
+    ] = "strict",
 ) -> None:
     """Score saved completions: the value of each rule, the answer read and why.
 
@@ -308,6 +311,8 @@ def doctor() -> None:
 def main() -> None:
     """Run a command; a user's mistake prints its message and exits 2, a broken run 1, a signal 128 + its number."""
     logging.lastResort = None
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # half a surrogate pair, or what the terminal cannot show
     try:
         app(standalone_mode=True)
     except Interrupted as stop:

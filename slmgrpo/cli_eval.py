@@ -249,9 +249,7 @@ def _print_headroom(found: list[Evaluated], as_markdown: bool) -> None:
     title = f"headroom on training rows: {table.how(found[0].settings)}"
     typer.echo(draw(title, table.headroom_table(found)))
     typer.echo(
-        _wrapped(
-            "headroom: the best of them less the greedy one, points with 95 % intervals; near 0 there is little to learn"
-        )
+        _wrapped("headroom: best of the drawn less greedy, points with 95 % intervals; near 0 there is little to learn")
     )
 
 
