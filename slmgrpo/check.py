@@ -15,12 +15,13 @@ from slmgrpo.gold_check import GoldReport, check_golds
 from slmgrpo.overlap import Overlap, overlap, repeated
 from slmgrpo.plan import Plan, plan
 from slmgrpo.prompts import Rendered, render_all, set_chat_template
-from slmgrpo.recipe import Recipe
+from slmgrpo.recipe import Recipe, Source
 from slmgrpo.recipe_load import Loaded
 from slmgrpo.rewards.base import Reward
 from slmgrpo.rewards.pool import Pool
 from slmgrpo.rewards.shuffle import one_letter_baseline
 from slmgrpo.rules import rows_of, rules_of
+from slmgrpo.sources import hub_silence, out_of_reach
 
 T = TypeVar("T")
 
@@ -45,6 +46,9 @@ class Report:
 
     recipe: str
     plan: Plan
+    rules: tuple[str, ...]
+    absent: tuple[str, ...]
+    """Sources on a hub that cannot be reached now; all numbers are without them."""
     train_rows: int
     heldout_rows: int
     tasks: tuple[tuple[str, int], ...]
@@ -69,7 +73,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        return not self.problems
+        return not self.problems and not self.absent
 
 
 def check(loaded: Loaded, tokenizer: Any = None, *, graded_rows: int = 100) -> Report:
@@ -78,15 +82,17 @@ def check(loaded: Loaded, tokenizer: Any = None, *, graded_rows: int = 100) -> R
     tokenizer: the model's; None loads it. graded_rows: rows of each source whose gold answer is graded.
     Raises RecipeError with all that would stop a run before its first step.
     """
-    recipe, base = loaded.recipe, loaded.base
+    base = loaded.base
+    found = _read(loaded.recipe, base)
+    recipe, rules, train, heldout, planned = found.recipe, found.rules, found.train, found.heldout, found.plan
     sources = [*recipe.data.train, *recipe.data.heldout]
-    rules, train, heldout, planned = _read(recipe, base)
-    findings = _Findings([], [*train.notes, *heldout.notes], [])
+    parts = ["train"] * len(recipe.data.train) + ["held-out"] * len(recipe.data.heldout)
+    findings = _Findings([], [*train.notes, *heldout.notes], list(dict.fromkeys(found.absent.values())))
     try:
         tokenizer = tokenizer or _load_tokenizer(recipe)
         set_chat_template(tokenizer, recipe.model, base)
         rendered = render_all([*train, *heldout], recipe.prompt, tokenizer)
-    except RecipeError as error:
+    except SlmgrpoError as error:
         findings.unchecked.append(f"prompts: {error}")
         tokenizer, rendered = None, []
     _judge_prompts(train, heldout, rendered, recipe, findings)
@@ -94,8 +100,8 @@ def check(loaded: Loaded, tokenizer: Any = None, *, graded_rows: int = 100) -> R
     workers = recipe.grading.workers or planned.reward_workers
     with Pool(workers, timeout_s=recipe.grading.timeout_s, sandbox=recipe.grading.sandbox) as pool:
         golds = tuple(
-            check_golds(source.source, rows, own, pool, prefill, tokenizer, most=graded_rows)
-            for source, rows, own in zip(sources, _by_source(train, heldout, recipe), rules, strict=True)
+            check_golds(source.source, rows, own, pool, prefill, tokenizer, part=part, most=graded_rows)
+            for source, part, rows, own in zip(sources, parts, _by_source(train, heldout, recipe), rules, strict=True)
         )
     for source, rows in zip(sources, _by_source(train, heldout, recipe), strict=True):
         said = source.rows and min(source.rows, source.limit or source.rows)
@@ -118,6 +124,8 @@ def check(loaded: Loaded, tokenizer: Any = None, *, graded_rows: int = 100) -> R
     return Report(
         recipe=recipe.name,
         plan=planned,
+        rules=found.rule_names,
+        absent=tuple(found.absent),
         train_rows=len(train),
         heldout_rows=len(heldout),
         tasks=tuple(Counter(row["task"] for row in train).items()),
@@ -146,7 +154,20 @@ class _Findings:
         (self.problems if count > TOLERATED * of else self.warnings).append(f"{count} of {of} {sentence}")
 
 
-def _read(recipe: Recipe, base: Path) -> tuple[list[tuple[Reward, ...]], Rows, Rows, Plan]:
+@dataclass(frozen=True)
+class _Found:
+    """What could be read. recipe, rules: without the absent sources; absent: source -> what to do about it."""
+
+    recipe: Recipe
+    rules: list[tuple[Reward, ...]]
+    rule_names: tuple[str, ...]
+    train: Rows
+    heldout: Rows
+    plan: Plan
+    absent: dict[str, str]
+
+
+def _read(recipe: Recipe, base: Path) -> _Found:
     """Rules of every source, both sets of rows and the plan; whatever of it is at fault is reported together."""
     faults: list[str] = []
 
@@ -157,20 +178,43 @@ def _read(recipe: Recipe, base: Path) -> tuple[list[tuple[Reward, ...]], Rows, R
             faults.extend(str(error).splitlines())
             return None
 
-    rules = attempt(lambda: [rules_of(recipe, s, base) for s in (*recipe.data.train, *recipe.data.heldout)])
-    count = len(recipe.data.train)
-    train = attempt(partial(rows_of, recipe.data.train, rules[:count] if rules else [()] * count, recipe, base))
-    others = len(recipe.data.heldout)
-    heldout = attempt(partial(rows_of, recipe.data.heldout, rules[count:] if rules else [()] * others, recipe, base))
-    planned = attempt(partial(plan, recipe, base=base, rows=len(train))) if train is not None else None
-    if rules is None or train is None or heldout is None or planned is None:
-        raise RecipeError("\n".join(dict.fromkeys(faults)))
-    return rules, train, heldout, planned
+    absent: dict[str, str] = {}
+    kept: list[list[Source]] = [[], []]
+    rules: list[list[tuple[Reward, ...]]] = [[], []]
+    names: dict[str, None] = {}
+    for part, sources in enumerate((recipe.data.train, recipe.data.heldout)):
+        for source in sources:
+            own = attempt(partial(rules_of, recipe, source, base)) or ()
+            names |= dict.fromkeys(rule.name for rule in own)
+            if advice := out_of_reach(source, base):
+                absent[source.source] = advice
+            else:
+                kept[part].append(source)
+                rules[part].append(own)
+    train, heldout = (attempt(partial(rows_of, some, own, recipe, base)) for some, own in zip(kept, rules, strict=True))
+    number = len(train) if train is not None and len(kept[0]) == len(recipe.data.train) else None
+    planned = attempt(partial(plan, recipe, base=base, rows=number)) if train is not None else None
+    if faults or train is None or heldout is None or planned is None:
+        raise RecipeError("\n".join(dict.fromkeys([*faults, *absent.values()])))
+    data = recipe.data.model_copy(update={"train": kept[0], "heldout": kept[1]})
+    present = recipe.model_copy(update={"data": data})
+    return _Found(present, [*rules[0], *rules[1]], tuple(names), train, heldout, planned, absent)
 
 
 def _load_tokenizer(recipe: Recipe) -> Any:
-    from slmgrpo.model import load_tokenizer
+    from slmgrpo.model import load_tokenizer, locate
 
+    name = locate(recipe.model.id)
+    if not Path(name).is_dir() and (silence := hub_silence()):
+        from huggingface_hub import try_to_load_from_cache
+
+        files = ("tokenizer_config.json", "config.json")
+        if not any(isinstance(try_to_load_from_cache(name, f, revision=recipe.model.revision), str) for f in files):
+            raise RecipeError(
+                f"model.id: {name}: the hub cannot be reached ({silence}) and the tokenizer is not in the cache; where "
+                f"it can be reached run `hf download {name} --local-dir models/{name.rsplit('/', 1)[-1]}`, copy the "
+                f"folder here and write `model: ./models/{name.rsplit('/', 1)[-1]}`"
+            )
     return load_tokenizer(recipe)
 
 

@@ -45,14 +45,17 @@ class Miss:
 class GoldReport:
     """One source's gold answers under its rules.
 
-    graded: rows looked at; full: those whose gold gets full marks; short, ungradeable: those whose gold does not, or
-    cannot be judged; without: rows that have no answer to write (code without a solution).
+    part: train or held-out; rows: all that the source has.
+    graded: rows of the sample that have a gold answer; full: those whose gold gets full marks; short, ungradeable:
+    those whose gold does not, or cannot be judged; without: rows with no answer to write (code without a solution).
     empty_paid, wrong_paid: rows where an emptied or corrupted completion earns as much as the gold.
     solutions: rows whose answer is a whole solution: it equals itself, but no model will box it.
     """
 
     source: str
+    part: str
     rules: tuple[str, ...]
+    rows: int
     example: str
     """A gold completion as it was graded."""
     graded: int
@@ -65,6 +68,11 @@ class GoldReport:
     without: int
     errors: tuple[Miss, ...]
     """Rules that raised."""
+
+    @property
+    def where(self) -> str:
+        """The source as sentences name it: the same file may be cut into training and held-out rows."""
+        return self.source if self.part == "train" else f"{self.source} ({self.part})"
 
     def findings(self, tolerated: float) -> tuple[list[str], list[str]]:
         """(problems, warnings) in sentences; a warning is what at most this share of the rows has."""
@@ -83,7 +91,7 @@ class GoldReport:
             example = first if isinstance(first, str) else f"{first.row_id}: {first.rule} says: {first.why}"
             serious = rows is self.errors or len(rows) > tolerated * self.graded
             (problems if serious else warnings).append(
-                f"{self.source}: {len(rows)} of {self.graded} rows {what}, as {example}"
+                f"{self.where}: {len(rows)} of {self.graded} rows {what}, as {example}"
             )
         return problems, warnings
 
@@ -91,7 +99,7 @@ class GoldReport:
     def unchecked(self) -> list[str]:
         if not self.without:
             return []
-        return [f"{self.source}: {self.without} rows have no solution to grade; tests without one stay unchecked"]
+        return [f"{self.where}: {self.without} rows have no solution to grade; tests without one stay unchecked"]
 
 
 def gold_answer(row: Mapping[str, Any], rules: Sequence[Reward]) -> str | None:
@@ -137,6 +145,7 @@ def check_golds(
     prefill: str,
     tokenizer: Any,
     *,
+    part: str,
     most: int,
 ) -> GoldReport:
     """Grade gold, emptied and corrupted completions of up to `most` rows, evenly over the source."""
@@ -170,7 +179,9 @@ def check_golds(
                 paid.append(row["id"])
     return GoldReport(
         source=source,
+        part=part,
         rules=tuple(rule.name for rule in rules),
+        rows=len(rows),
         example=prefill + form(gold_answer(with_gold[0], rules) or "") if with_gold else "",
         graded=len(with_gold),
         full=full,

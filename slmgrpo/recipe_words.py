@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterator
 from types import UnionType
@@ -77,6 +78,10 @@ _BOUNDS = {
 }
 
 
+_ALSO: dict[Key, str] = {("model",): "a model id as text, or "}
+"""What may be written beside the types of the schema."""
+
+
 def explain(error: ValidationError, data: Any) -> dict[Key, str]:
     """One sentence for each place that pydantic complains about."""
     found: dict[Key, list[dict[str, Any]]] = {}
@@ -116,7 +121,7 @@ def _cut(loc: tuple[int | str, ...], data: Any, *, missing: bool) -> Key:
 def _sentence(key: Key, details: list[dict[str, Any]], data: Any) -> str:
     kinds = {detail["type"]: detail.get("ctx", {}) for detail in details}
     if "missing" in kinds:
-        return f"is required: {_wanted(_annotations(key))}"
+        return f"is required: {_ALSO.get(key, '')}{_wanted(_annotations(key))}"
     if "extra_forbidden" in kinds:
         return _no_such_key(key)
     value = _value(data, key)
@@ -130,7 +135,7 @@ def _sentence(key: Key, details: list[dict[str, Any]], data: Any) -> str:
     if "string_too_short" in kinds:
         return "must not be empty"
     annotations = _annotations(key)
-    return f"must be {_wanted(annotations)}, not {_show(value)}{_advice(annotations, value)}"
+    return f"must be {_ALSO.get(key, '')}{_wanted(annotations)}, not {_show(value)}{_advice(annotations, value)}"
 
 
 def _no_such_key(key: Key) -> str:
@@ -170,7 +175,7 @@ def _advice(annotations: list[Any], value: Any) -> str:
             return f"; did you mean `{close[0]}`?"
         if lists and _wanted([get_args(lists[0])[0]]) == "text":
             return f"; write [{value}]"
-        return ""
+        return _as_entry(allowed, lists, value)
     if isinstance(value, bool) or value is None:
         return "; take the line out, or write its settings under it" if any(map(_is_section, allowed)) else ""
     if isinstance(value, int | float):
@@ -180,6 +185,21 @@ def _advice(annotations: list[Any], value: Any) -> str:
             return f"; write [{_number(value)}]"
         if str in allowed and value == value:
             return f"; write '{_number(value)}' in quotes"
+    return ""
+
+
+def _as_entry(allowed: set[Any], lists: list[Any], value: str) -> str:
+    """A text where a section with one required text, or a list of such, is wanted: the text in its place."""
+    sections = [*filter(_is_section, allowed), *(get_args(member)[0] for member in lists)]
+    for section in filter(_is_section, sections):
+        needed = [
+            (field_key(name, info), info.annotation)
+            for name, info in section.model_fields.items()
+            if info.is_required()
+        ]
+        if len(needed) == 1 and needed[0][1] is str:
+            entry = f"{{{needed[0][0]}: {json.dumps(value, ensure_ascii=False)}}}"
+            return f"; write {entry if section in allowed else f'[{entry}]'}"
     return ""
 
 

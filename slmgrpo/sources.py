@@ -8,7 +8,9 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from slmgrpo.recipe import Source
 
 GENERATED_ROWS = 1000
 """Rows that reasoning-gym writes where neither `limit` nor `options.size` says."""
+PROBE_S = 5.0
+"""Seconds that the hub has for its first answer."""
 
 
 Items = Iterator[tuple[str, Mapping[str, Any]]]
@@ -30,6 +34,10 @@ class Records:
 
     task: str
     items: Items
+
+
+class Unreachable(RecipeError):
+    """The hub does not answer and the data set is not in the cache."""
 
 
 def read(source: Source, base: Path) -> Records:
@@ -45,6 +53,39 @@ def read(source: Source, base: Path) -> Records:
     if source.config and name != "hub":
         raise RecipeError(f"{source.source}: config is for hub data sets; take it out")
     return readers[name](rest, source, base)
+
+
+def out_of_reach(source: Source, base: Path) -> str | None:
+    """What to do where a hub data set cannot be had now; None for all else, whatever else is wrong with it."""
+    if not source.source.startswith("hub:") or _is_folder(source.source.removeprefix("hub:")) or not hub_silence():
+        return None
+    try:
+        read(source, base)
+    except Unreachable as error:
+        return str(error)
+    except RecipeError:
+        return None  # at hand, but not right: said where its rows are read
+    return None
+
+
+@cache
+def hub_silence() -> str | None:
+    """Why the hub cannot be reached, asked once; None where it answers.
+
+    Where it does not, the hub's libraries go on as under HF_HUB_OFFLINE=1: each would ask six times in half a minute.
+    """
+    import httpx
+    from datasets import config
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    try:
+        get_session().head(constants.ENDPOINT, timeout=PROBE_S)
+    except httpx.TransportError as error:
+        constants.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE = True
+        return f"{constants.ENDPOINT}: {error or type(error).__name__}"
+    return None
 
 
 def _tiny(task: str, source: Source, base: Path) -> Records:
@@ -83,26 +124,48 @@ def _hub(name: str, source: Source, base: Path) -> Records:
     import datasets
     from datasets.exceptions import DatasetsError
 
-    folder = _find(name, base) if name.startswith((".", "/", "~")) else None
-    bars = datasets.is_progress_bar_enabled()
-    datasets.disable_progress_bars()
+    folder = _find(name, base) if _is_folder(name) else None
+    silence = None if folder else hub_silence()
     try:
-        table = datasets.load_dataset(str(folder or name), source.config, split=source.split)
+        with _quietly():
+            table = datasets.load_dataset(str(folder or name), source.config, split=source.split)
     except ConnectionError:
         leaf = name.rsplit("/", 1)[-1]
-        raise RecipeError(
-            f"{source.source}: the hub cannot be reached and the data set is not in the cache; where it can be reached "
-            f"run `hf download {name} --repo-type dataset --local-dir data/{leaf}`, copy the folder here and write "
-            f"`source: hub:./data/{leaf}`, or use file: with a jsonl, csv or parquet file"
+        raise Unreachable(
+            f"{source.source}: the hub cannot be reached ({silence or 'it broke off'}) and the data set is not in the "
+            f"cache; where it can be reached run `hf download {name} --repo-type dataset --local-dir data/{leaf}`, "
+            f"copy the folder here and write `source: hub:./data/{leaf}`, or use file: with a jsonl, csv or parquet "
+            "file"
         ) from None
     except (ValueError, OSError, DatasetsError) as error:
         cause = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
         raise RecipeError(f"{source.source}: {cause[0]} (config {source.config}, split {source.split})") from None
-    finally:
-        if bars:
-            datasets.enable_progress_bars()
     where = f"{source.source}[{source.split}]"
     return Records(folder.name if folder else name, _numbered(where, (dict(row) for row in table)))
+
+
+def _is_folder(name: str) -> bool:
+    return name.startswith((".", "/", "~"))
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """No bars and no warnings of the hub's libraries: what goes wrong is in the error."""
+    import datasets
+    from huggingface_hub.utils import logging as hub_logging
+
+    bars = datasets.is_progress_bar_enabled()
+    levels = [(module, module.get_verbosity()) for module in (datasets.logging, hub_logging)]
+    datasets.disable_progress_bars()
+    for module, _ in levels:
+        module.set_verbosity_error()
+    try:
+        yield
+    finally:
+        for module, level in levels:
+            module.set_verbosity(level)
+        if bars:
+            datasets.enable_progress_bars()
 
 
 def _numbered(where: str, rows: Iterable[Mapping[str, Any]]) -> Items:

@@ -196,6 +196,12 @@ def check_report(report: Report) -> RenderableType:
     """What `slmgrpo check` found: numbers, prompts as the model sees them, then what must be mended."""
     pairs = [
         ("recipe", report.recipe),
+        (
+            "plan",
+            f"{report.plan.steps:,} steps of {report.plan.prompts_per_step} prompts x {report.plan.group_size} = "
+            f"{report.plan.completions_per_step:,} completions",
+        ),
+        ("rewards", ", ".join(report.rules)),
         ("training rows", f"{report.train_rows:,}: " + ", ".join(f"{count:,} {task}" for task, count in report.tasks)),
         ("held-out rows", f"{report.heldout_rows:,}"),
         (
@@ -205,10 +211,13 @@ def check_report(report: Report) -> RenderableType:
         ),
         ("repeated", f"{report.duplicates:,} training questions"),
     ]
+    if report.absent:  # what the others hold says nothing of overlap
+        pairs = [*pairs[:3], ("not at hand", ", ".join(report.absent))]
     pairs += [
         (
-            "gold answers",
-            f"{gold.source}: {gold.full} of {gold.graded} get full marks by {', '.join(gold.rules)}; "
+            f"gold, {gold.part}",
+            f"{gold.source}: {gold.graded:,} graded of {gold.rows:,} rows, {gold.full:,} get full marks by "
+            f"{', '.join(gold.rules)}; "
             f"{len(gold.empty_paid)} emptied and {len(gold.wrong_paid)} corrupted ones are paid as much",
         )
         for gold in report.golds
@@ -229,9 +238,16 @@ def check_report(report: Report) -> RenderableType:
         ("to mend", report.problems),
     ):
         if sentences:
-            parts += ["", Text(heading, style="bold"), *(Text(f"  {sentence}") for sentence in sentences)]
-    verdict = f"\n{report.recipe}: {len(report.problems)} problems" if report.problems else f"\n{report.recipe}: ready"
-    return Group(*parts, Text(verdict))
+            listed = Table.grid(padding=(0, 1))
+            listed.add_column(no_wrap=True)
+            listed.add_column(overflow="fold")
+            for sentence in sentences:
+                listed.add_row("  -", Text(sentence))
+            parts += ["", Text(heading, style="bold"), listed]
+    verdict = f"{len(report.problems)} problem{'s' * (len(report.problems) > 1)}" if report.problems else "ready"
+    if report.absent:
+        verdict = f"{verdict}, data not checked" if report.problems else "data not checked"
+    return Group(*parts, Text(f"\n{report.recipe}: {verdict}"))
 
 
 def _line(m: Mapping[str, Any], steps: int) -> str:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +11,15 @@ import pytest
 from byte_tokenizer import CHATML, tokenizer_with
 from hypothesis import given
 from hypothesis import strategies as st
-
-from slmgrpo.errors import RecipeError
-from slmgrpo.overlap import overlap, repeated, words
-
-pytest.importorskip("slmgrpo.rewards.pool")
+from rich.console import Console
 
 from slmgrpo.check import Report, check
+from slmgrpo.errors import RecipeError
 from slmgrpo.gold_check import gold_completion, wrong_answer
+from slmgrpo.overlap import overlap, repeated, words
 from slmgrpo.recipe_load import load
 from slmgrpo.rewards.base import Reward, load_rewards
+from slmgrpo.view import check_report
 
 SUMS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(40)]
 PLANETS = ("Mercury", "Venus", "Earth", "Mars", "Jupiter", "Saturn", "Uranus", "Neptune")
@@ -228,6 +230,80 @@ def test_all_faults_come_at_once(tmp_path: Path) -> None:
     text = str(error.value)
     assert "missing.jsonl: no such file" in text
     assert "no column `question`" in text
+
+
+def test_faulty_rules_of_every_source_come_at_once(tmp_path: Path) -> None:
+    recipe = (
+        "data:\n  train:\n"
+        "    - {source: 'file:train.jsonl', rewards: [{use: './gone.py:a'}]}\n"
+        "    - {source: 'file:train.jsonl', rewards: [{use: './lost.py:b'}]}\n"
+    )
+    with pytest.raises(RecipeError) as error:
+        checked(tmp_path, recipe, train=SUMS)
+    assert "gone.py" in str(error.value)
+    assert "lost.py" in str(error.value)
+
+
+def away_from_the_hub(folder: Path, recipe: str) -> subprocess.CompletedProcess[str]:
+    """`slmgrpo check` where nothing listens at the hub's address, and with an empty cache."""
+    (folder / "mine.yaml").write_text("model: someone/small\ntrain: {steps: 5, prompts_per_step: 2}\n" + recipe)
+    env = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(folder / "cache"), "COLUMNS": "80"}
+    command = [sys.executable, "-m", "slmgrpo", "check", "mine.yaml"]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+
+
+HUB = "hub:someone/questions"
+
+
+def test_without_the_hub_all_else_is_checked_and_the_data_listed(tmp_path: Path) -> None:
+    write_rows(tmp_path / "test.jsonl", SUMS)
+    done = away_from_the_hub(
+        tmp_path,
+        f"data: {{train: [{{source: '{HUB}'}}], heldout: [{{source: 'file:test.jsonl'}}]}}\n"
+        "rewards: [{use: math.correct}]\n",
+    )
+    assert (done.returncode, done.stderr) == (2, "")
+    text = " ".join(done.stdout.split())
+    assert (
+        "plan 5 steps of 2 prompts x 8 = 16 completions rewards math.correct not at hand hub:someone/questions" in text
+    )
+    assert "gold, held-out file:test.jsonl: 40 graded of 40 rows, 40 get full marks by math.correct" in text
+    assert "not checked - hub:someone/questions: the hub cannot be reached (http://127.0.0.1:9: " in text
+    assert "`hf download someone/questions --repo-type dataset --local-dir data/questions`" in text
+    assert "- prompts: model.id: someone/small: the hub cannot be reached" in text
+    assert "write `model: ./models/small`" in text
+    assert text.endswith("mine: data not checked")
+
+
+def test_without_the_hub_a_missing_rule_and_a_missing_file_are_named_too(tmp_path: Path) -> None:
+    done = away_from_the_hub(
+        tmp_path,
+        f"data: {{train: [{{source: '{HUB}'}}], heldout: [{{source: 'file:gone.jsonl'}}]}}\n"
+        "rewards: [{use: './lost.py:rule'}]\n",
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert [name for name in ("lost.py", "gone.jsonl", HUB) if name not in done.stderr] == []
+    assert "Retrying" not in done.stderr
+
+
+def test_a_report_tells_training_from_held_out_golds_and_says_how_many_are_graded(tmp_path: Path) -> None:
+    bad = [row | {"answer": "\\frac{1}{"} for row in SUMS]
+    recipe = (
+        "data: {train: [{source: 'file:a.jsonl', split: 'train[:-40]'}], "
+        "heldout: [{source: 'file:a.jsonl', split: 'train[-40:]'}]}\nrewards: [{use: math.correct}]\n"
+    )
+    report = checked(tmp_path, recipe, a=[*SUMS, *bad])
+    assert [problem.split(" rows ")[0] for problem in report.problems[:1]] == ["file:a.jsonl (held-out): 20 of 20"]
+    console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    console.print(check_report(report))
+    lines = [line.rstrip() for line in console.export_text().splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line.startswith("gold, train     file:a.jsonl: 20 graded of 40 rows, 20 get")]
+    assert [line for line in lines if line.startswith("gold, held-out  file:a.jsonl: 20 graded of 40 rows, 0 get")]
+    listed = lines[lines.index("to mend") + 1 : -2]
+    assert listed[0].startswith("  - file:a.jsonl (held-out): ")
+    assert len(listed) > len(report.problems)
+    assert {line[:4] for line in listed} == {"  - ", "    "}
 
 
 def test_a_column_that_a_rule_reads_is_missed_with_file_and_line(tmp_path: Path) -> None:

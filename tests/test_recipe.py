@@ -217,12 +217,25 @@ WHOLE = [
     (b"#" * (MAX_BYTES + 1), "is longer than 200 kB, too long for a recipe"),
     ("a: " + "[" * 30 + "]" * 30, "line 1: nested deeper than 20 levels"),
     ("seed: " + "9" * 400, "line 1: seed: a number of 400 digits"),
-    ("seed: 1", "line 1: model: is required: a mapping with id, revision, dtype, load_in_4bit, ..."),
+    (
+        "seed: 1",
+        "line 1: model: is required: a model id as text, or a mapping with id, revision, dtype, load_in_4bit, ...",
+    ),
     ("seed: 1", "line 1: data: is required: a mapping with train, heldout, ..."),
     (BASE.replace("model: tiny", "model: {dtype: float32}"), "line 1: model.id: is required: text"),
     (
         BASE.replace("model: tiny", "model: 5"),
-        "line 1: model: must be a mapping with id, revision, dtype, load_in_4bit, ..., not 5",
+        "line 1: model: must be a model id as text, or a mapping with id, revision, dtype, load_in_4bit, ..., not 5",
+    ),
+    (
+        BASE.replace("[{source: tiny:math}]", "file:nope.jsonl"),
+        "line 2: data.train: must be a list of mappings, not the text 'file:nope.jsonl'; "
+        'write [{source: "file:nope.jsonl"}]',
+    ),
+    (
+        BASE.replace("{source: tiny:math}", "'file:\"a.jsonl'"),
+        "line 2: data.train.0: must be a mapping with source, split, config, columns, ..., not the text "
+        '\'file:"a.jsonl\'; write {source: "file:\\"a.jsonl"}',
     ),
     (
         BASE.replace("model: tiny", "model: {id: tiny, revision: main}"),
@@ -278,7 +291,8 @@ WHOLE = [
     ),
     (
         BASE.replace("[{use: math.correct}]", "[math.correct]"),
-        "line 3: rewards.0: must be a mapping with use, weight, with, when, ..., not the text 'math.correct'",
+        "line 3: rewards.0: must be a mapping with use, weight, with, when, ..., not the text 'math.correct'; "
+        'write {use: "math.correct"}',
     ),
     (BASE.replace("{use: math.correct}", "{weight: 1}"), "line 3: rewards.0.use: is required: text"),
     (

@@ -47,7 +47,8 @@ def load(folder: Path, *sources: Source, need: Any = ("answer",)) -> Rows:
 
 def hub_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder laid out like a data-set repository on the hub, and a cache of its own."""
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
     arc = [{"question": "Which?", "choices": {"text": ["x", "y"], "label": ["1", "2"]}, "answerKey": "2"}] * 3
     write(folder / "arc" / "data" / "train-00000-of-00001.parquet", arc)
@@ -145,7 +146,6 @@ def test_needs_may_depend_on_the_source(tmp_path: Path) -> None:
 
 
 def test_the_tiny_tasks_are_sources() -> None:
-    pytest.importorskip("slmgrpo.tiny.tasks")
     rows = load(Path(), *(Source(source=f"tiny:{task}", limit=5) for task in ("math", "mcq", "code")))
     assert Counter(row["task"] for row in rows) == {"tiny:math": 5, "tiny:mcq": 5, "tiny:code": 5}
     test = load(Path(), Source(source="tiny:math", split="test", limit=50))
@@ -188,6 +188,23 @@ def test_offline_the_hub_says_how_to_get_the_data(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
     assert "hf download someone/questions --repo-type dataset --local-dir data/questions" in done.stderr
     assert "`source: hub:./data/questions`, or use file:" in done.stderr
+
+
+def test_a_data_set_in_the_cache_is_read_where_the_hub_does_not_answer(tmp_path: Path) -> None:
+    write(tmp_path / "questions" / "train.parquet", ROWS)
+    program = (
+        "import datasets; from pathlib import Path\n"
+        "from slmgrpo.data import load_sources; from slmgrpo.recipe import Source\n"
+        f"datasets.load_dataset({str(tmp_path / 'questions')!r})\n"
+        "cache = Path(datasets.config.HF_DATASETS_CACHE)\n"
+        "(cache / 'questions').rename(cache / 'someone___questions')\n"
+        "rows = load_sources([Source(source='hub:someone/questions')], base=Path(), need=('answer',))\n"
+        "print(len(rows), rows[9]['answer'], datasets.logging.get_verbosity() == datasets.logging.WARNING)"
+    )
+    env = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "home")}
+    env["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("10 10 True\n", "")
 
 
 def test_without_reasoning_gym_the_command_that_installs_it_is_named() -> None:
