@@ -18,6 +18,7 @@ from slmgrpo.rewards.find import closest
 from slmgrpo.rewards.presets import PresetUse
 
 CHUNK = 512
+MAX_DEPTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Scored:
             why = "".join(verdict.why for _, verdict in reasons)
         else:
             why = "; ".join(f"{name}: {verdict.why}" for name, verdict in reasons)
-        return json.dumps(
+        text = json.dumps(
             {
                 "id": self.id,
                 "values": {name: verdict.value for name, verdict in self.verdicts.items()},
@@ -45,6 +46,7 @@ class Scored:
             },
             ensure_ascii=False,
         )
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")  # half a surrogate pair as JSON's \\uD800
 
 
 @functools.cache
@@ -72,7 +74,7 @@ def parse_settings(pairs: Iterable[str], uses: Sequence[str]) -> dict[str, dict[
             raise RecipeError(f"reward score: --with {pair}: write it as {examples}")
         try:
             settings.setdefault(use, {})[key] = json.loads(value)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # no JSON, a number of over 4,300 digits, brackets without end
             settings.setdefault(use, {})[key] = value
     return settings
 
@@ -103,8 +105,8 @@ def rewards_of(
 def rows(file: Path, mapping: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """The rows of a jsonl file under the names that rules use; tests nested under `prompt_tests` are lifted."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # splitlines also splits at U+2028, inside texts
+    except (OSError, ValueError) as error:  # no UTF-8, no file name
         raise RecipeError(f"{file}: cannot be read ({error}); give a jsonl file of completions") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -113,8 +115,12 @@ def rows(file: Path, mapping: Mapping[str, str]) -> Iterator[dict[str, Any]]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             raise RecipeError(f"{file}: line {number}: not JSON ({error.msg} at column {error.colno})") from error
+        except (ValueError, RecursionError) as error:  # a number of over 4,300 digits, or brackets without end
+            raise RecipeError(f"{file}: line {number}: not JSON that can be read: {error}") from None
         if not isinstance(row, dict):
             raise RecipeError(f"{file}: line {number}: not an object; write one JSON object a line")
+        if _deep(row):
+            raise RecipeError(f"{file}: line {number}: nested over {MAX_DEPTH} levels deep; flatten the data")
         nested = row.get("prompt_tests")
         row = {**(nested if isinstance(nested, dict) else {}), **row}
         if "tests" not in row and "stdin_tests" in row:
@@ -125,7 +131,19 @@ def rows(file: Path, mapping: Mapping[str, str]) -> Iterator[dict[str, Any]]:
             raise RecipeError(
                 f"{file}: line {number}: no column `completion` among {have}; use --map completion=COLUMN"
             )
+        ids = row.get("completion_ids") or []
+        if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
+            raise RecipeError(f"{file}: line {number}: `completion_ids` is no list of token numbers; mend or drop it")
         yield {"id": str(number), **row}
+
+
+def _deep(value: Any) -> bool:
+    """Whether lists and objects lie in one another over MAX_DEPTH levels: code that recurses could not follow."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        inside = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)]
+        level = [part for parts in inside for part in parts]
+    return bool(level)
 
 
 def _at(row: Mapping[str, Any], path: str, file: Path, number: int) -> Any:

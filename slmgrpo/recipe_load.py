@@ -47,6 +47,7 @@ def load(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Loaded:
             tree = _override(tree, override)
         except Unreadable as error:
             problems += error.problems
+    problems += _unwritable(tree)
     known = {problem.key for problem in problems}
     recipe, more = validate(tree)
     problems += [problem for problem in more if problem.key not in known]
@@ -55,6 +56,17 @@ def load(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     if not recipe.name:
         recipe = recipe.model_copy(update={"name": path.stem})
     return Loaded(recipe, dict(_origins(resolved(recipe), tree)), path)
+
+
+def _unwritable(tree: Spot, key: Key = ()) -> Iterator[Problem]:
+    """Texts with half of a surrogate pair, as from the escape `\\ud800`: no file can hold them."""
+    if isinstance(tree.value, dict | list):
+        parts = tree.value.items() if isinstance(tree.value, dict) else enumerate(tree.value)
+        for part, spot in parts:
+            yield from _unwritable(spot, (*key, part))
+    elif isinstance(tree.value, str) and any("\ud800" <= char <= "\udfff" for char in tree.value):
+        text = f"{tree.value[:40]!a} holds half of a surrogate pair; write the character itself"
+        yield Problem(tree.where, ".".join(map(str, key)), text)
 
 
 # Files
