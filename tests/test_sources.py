@@ -47,7 +47,7 @@ def load(folder: Path, *sources: Source, need: Any = ("answer",)) -> Rows:
 
 def hub_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder laid out like a data-set repository on the hub, and a cache of its own."""
-    import datasets
+    import datasets.config
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
     arc = [{"question": "Which?", "choices": {"text": ["x", "y"], "label": ["1", "2"]}, "answerKey": "2"}] * 3
