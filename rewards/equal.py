@@ -11,7 +11,7 @@ from slmgrpo.rewards.latex import Tree, clean, symbols
 from slmgrpo.rewards.nodes import Based, Colons, Equation, Items, Matrix, Node, Odd, Scalar, Span, Words
 from slmgrpo.rewards.structure import read, text_key, words_key
 from slmgrpo.rewards.symbolic import MAX_CHARS, heavy, verified
-from slmgrpo.rewards.units import unit_of
+from slmgrpo.rewards.units import same_unit
 from slmgrpo.rewards.values import POINTS, Evaluator, TooLarge, Undefined, close, equal
 
 MAX_ITEMS = 40
@@ -20,6 +20,10 @@ LOOSE = ("", "{}")
 
 
 _INTEGER = re.compile(r"[-+]?[0-9]{1,30}")
+_SENTENCE = re.compile(
+    r"^\s*(?:\\text\s*\{\s*)?(?:so\s+|thus\s+)?the\s+(?:final\s+)?answer\s+is\s*:?\s*(?:\}|(?=[^{}]*$))(?=.)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class Answer:
 def answer(text: str) -> Answer:
     if len(text) > MAX_CHARS:
         return Answer(text, text, text_key(text), "", None)
+    text = _SENTENCE.sub("", text)
     cleaned = clean(text)
     raw = re.sub(r"(?<!\\)\$", "", text).rstrip(". ")
     return Answer(raw, cleaned, text_key(cleaned), words_key(cleaned), read(cleaned))
@@ -72,11 +77,16 @@ def compare(gold: str, given: str) -> Equality:
         return Equality(False, "the answer is empty")
     if want.key == have.key:
         return Equality(True, "as written")
-    if isinstance(want.node, Words) or isinstance(have.node, Words) or "\\text" in want.text:
-        if want.words and want.words == have.words:
+    texts = "\\text" in want.text and want.node is None
+    if texts or isinstance(want.node, Words) or isinstance(have.node, Words):
+        if (want.words and want.words == have.words) or (want.node == have.node and want.node):
             return Equality(True, "same words")
         if isinstance(want.node, Words):
             return Equality(False, "not the gold's words")
+    if (want.node is None and isinstance(have.node, Words | Odd)) or (
+        want.node is not None and have.node is None and "\\text" in have.text
+    ):  # math-verify reads over text, and would take "2 or more" for 2
+        return Equality(False, "the answer has no one value")
     if want.node is not None and have.node is not None and not isinstance(want.node, Odd):
         try:
             same = _same(want.node, have.node)
@@ -104,8 +114,12 @@ def _same(want: Node, have: Node) -> bool:
             return _same_scalar(a, b)
         case (Based(), Based()) | (Words(), Words()):
             return want == have
-        case (Based() as based, Scalar() as plain) | (Scalar() as plain, Based() as based):
-            return _same_digits(based, plain)
+        case Based() as a, Scalar() as b:
+            return _same_digits(a, b)
+        case Scalar() as a, Based() as b:  # 10_2 is neither ten nor the two that was asked for
+            return _same_digits(b, a) and (
+                b.base == "10" or (len(b.digits) == 1 and b.base.isdigit() and int(b.digits) < int(b.base))
+            )
         case Colons() as a, Colons() as b:
             return a.parts == b.parts or (not a.time and _same_ratio(a.parts, b.parts))
         case Colons() as a, Scalar() as b:
@@ -148,8 +162,7 @@ def _cells(matrix: Matrix) -> list[Node]:
 
 
 def _same_scalar(want: Scalar, have: Scalar) -> bool:
-    want_unit, have_unit = unit_of(want.unit), unit_of(have.unit)
-    if want_unit and have_unit and want_unit != have_unit:
+    if not same_unit(want.unit, have.unit):
         return False
     decimal = want.decimal or have.decimal
     if _same_tree(want.tree, have.tree, decimal):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
+_FILLERS = "\u2800\u3164\u115f\u1160\uffa0"
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BARE_NUMBER = re.compile(r"[-+]?\d[\d.,/]*(?<![.,/])")
@@ -25,6 +27,14 @@ def after_thinking(completion: str, prompt: str = "") -> str | None:
     if not opened:
         return answer
     return before if closed or before.strip() else None
+
+
+def has_text(text: str) -> bool:
+    """Whether something in the text can be seen: not spaces, zero-width characters, fillers or bare accents."""
+    return any(
+        char.isprintable() and not char.isspace() and char not in _FILLERS and unicodedata.category(char)[0] != "M"
+        for char in text
+    )
 
 
 def _braces(text: str) -> dict[int, int]:
@@ -80,7 +90,7 @@ def box_runs(text: str) -> list[list[Box]]:
     """Boxes with content, in runs of those that only `and`, `or`, a comma or nothing stands between."""
     runs: list[list[Box]] = []
     for box in boxes(text):
-        if not box.content.strip(" \t\n~$"):
+        if not has_text(box.content.strip(" \t\n~$")):
             continue
         if runs and _joined(text[runs[-1][-1].end : box.start]):
             runs[-1].append(box)
@@ -112,7 +122,7 @@ def tagged_answer(text: str) -> str | None:
     """Content of the last `<answer>`, None where there is none or it is empty."""
     _, opened, rest = text.rpartition("<answer>")
     inside = rest.partition("</answer>")[0].strip()
-    return inside if opened and inside else None
+    return inside if opened and has_text(inside) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from slmgrpo.rewards.base import quick
 from slmgrpo.rewards.equal import answer as read_answer
-from slmgrpo.rewards.extract import after_thinking, boxes, code_blocks, last_box, tagged_answer
+from slmgrpo.rewards.extract import after_thinking, boxes, code_blocks, has_text, last_box, tagged_answer
 from slmgrpo.rewards.latex import symbols
 from slmgrpo.rewards.nodes import Scalar
 from slmgrpo.rewards.programs import PYTHON
@@ -30,7 +30,7 @@ def tagged(completion: str, prompt: str = "", *, style: Style = "think") -> floa
             return 0.0
     pattern = r"\s*".join(rf"<{tag}>(.*)</{tag}>" for tag in tags) + ("(.*)" if len(tags) == 1 else "")
     match = re.fullmatch(pattern, text, re.DOTALL)
-    return float(match is not None and all(part.strip() for part in match.groups()))
+    return float(match is not None and all(has_text(part) for part in match.groups()))
 
 
 @quick
@@ -50,7 +50,7 @@ def reasoning_present(completion: str, prompt: str = "", *, style: Style = "reas
     first = _TAGS[style][0]
     _, opened, rest = _with_prefill(completion, prompt, first).partition(f"<{first}>")
     inside, closed, _ = rest.partition(f"</{first}>")
-    return float(bool(opened and closed and inside.strip()))
+    return float(bool(opened and closed and has_text(inside)))
 
 
 @quick
@@ -73,7 +73,7 @@ def boxed_once(completion: str, prompt: str = "") -> float:
     if text is None or len(re.findall(r"\\f?box(?:ed)?(?![a-zA-Z])", text)) != 1:
         return 0.0
     found = boxes(text)
-    return float(len(found) == 1 and bool(found[0].content.strip()))
+    return float(len(found) == 1 and has_text(found[0].content))
 
 
 @quick
@@ -84,7 +84,7 @@ def one_code_block(completion: str, prompt: str = "") -> float:
     if len(blocks) != 1:
         return 0.0
     (block,) = blocks
-    return float(block.closed and block.language in PYTHON and bool(block.code.strip()))
+    return float(block.closed and block.language in PYTHON and has_text(block.code))
 
 
 def _with_prefill(completion: str, prompt: str, first: str) -> str:

@@ -26,6 +26,7 @@ _UNICODE = {
     "°": r"^\circ ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ",
     "²": "^{2}", "³": "^{3}", "⁴": "^{4}", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
     "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "‘": "'", "’": "'",
+    "\u200b": "", "\u200c": "", "\u200d": "", "\u2060": "", "\ufeff": "", "…": r"\ldots ",
     "，": ",", "（": "(", "）": ")", "＝": "=", "％": "%", "∅": r"\emptyset ", "∖": r"\setminus ",
 }  # fmt: skip
 _SPELLINGS: list[tuple[re.Pattern[str], str]] = [
@@ -61,6 +62,7 @@ _SPELLINGS: list[tuple[re.Pattern[str], str]] = [
         (r"\\(?:textcolor|color)\s*\{[^{}]*\}|\\(?:underline|therefore|boldsymbol|pmb)(?![a-zA-Z])", ""),
         (r"\\dot\s*\{(\d)\}", r"\\overline{\1}"),
         (r"(?<=\.)(\d*?)(\d)\2{2,}(?:\.\.\.|\\[lc]?dots(?![a-zA-Z]))", r"\1\\overline{\2}"),
+        (r"\\(?:dots|cdots|dotsc|dotsb|dotsm|dotsi)(?![a-zA-Z])|\.\.\.+", r"\\ldots "),
         (r"\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![a-zA-Z]))", "'"),
         (r"_\s*\{\s*\\(?:text|mathrm)\s*\{\s*(\w+)\s*\}\s*\}", r"_{\1}"),
         (r"_\s*\{\s*\\([a-z]+)\s*\}", r"_{\1}"),

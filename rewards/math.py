@@ -41,7 +41,7 @@ def correct(completion: str, answer: str, prompt: str = "", *, extract: Extract 
     `extract: lenient`, for eval, also takes what is announced without a box, as in "Answer: 5".
     """
     read = _read(completion, prompt, extract)
-    return read if isinstance(read, Verdict) else _compared(str(answer).strip(), read)
+    return read if isinstance(read, Verdict) else _compared(_gold(answer), read)
 
 
 def _correct_quickly(completion: str, answer: str, prompt: str = "", *, extract: str = "box") -> Any:
@@ -49,11 +49,19 @@ def _correct_quickly(completion: str, answer: str, prompt: str = "", *, extract:
     read = _read(completion, prompt, extract)
     if isinstance(read, Verdict):
         return read
-    gold = str(answer).strip()
+    gold = _gold(answer)
     return _compared(gold, read) if is_plain(gold, read) else NotImplemented
 
 
 vars(correct).update(quick=_correct_quickly)
+
+
+def _gold(answer: object) -> str:
+    """The gold's text; empty, so ungradeable, for a missing value and for what holds several texts."""
+    if isinstance(answer, list | tuple) and len(answer) == 1:
+        answer = answer[0]
+    missing = answer is None or answer != answer  # NaN stands for a missing value in tables
+    return "" if missing or isinstance(answer, list | tuple | dict | set) else str(answer).strip()
 
 
 def _compared(gold: str, read: str) -> Verdict:
@@ -97,7 +105,7 @@ def numeric_close(completion: str, answer: str, prompt: str = "", *, relative: f
     read = None if said is None else last_box(said)
     if read is None:
         return Verdict(0.0, "no_answer", why="no box with an answer")
-    want, have = _value(str(answer)), _value(read)
+    want, have = _value(_gold(answer)), _value(read)
     if want is None:
         return Verdict(None, "ungradeable", read[:200], "the gold answer is no number")
     if have is None:

@@ -8,9 +8,11 @@ r"""What shape an answer has: number with unit, list, set, tuple or interval, ma
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from slmgrpo.rewards.latex import Tree, clean, parse, symbols
 from slmgrpo.rewards.nodes import Based, Colons, Equation, Items, Matrix, Node, Odd, Scalar, Span, Words
+from slmgrpo.rewards.units import same_unit, scaled, unit_of
 
 _TEXT = re.compile(r"\\(?:text|mathrm)\s*\{([^{}]*)\}")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z'’.\- ]*")
@@ -26,6 +28,7 @@ _UNIT = re.compile(
     r"""(?P<number>.*?(?:[\d})\]!]|\\pi))\s*(?P<unit>
     (?:\\degree\s*)?(?:\\(?:text|mathrm)\s*\{[^{}]*\}\s*(?:\^\s*(?:\{\s*-?\d\s*\}|-?\d))?\s*[/*.]?\s*)+
   | \\degree\s*(?:[CFK])?
+  | \s?(?=[^\W\d_])[A-Za-z'’.\- ]*[^\W\d_a-zA-Z][^\W\d_]*(?:[ '’.\-]+[^\W\d_]+)*
   | (?:(?<=\s)|(?<=\d))(?!(?:sqrt|pi|exp|sin|cos|tan|log|ln|and|or|cot|sec|csc)(?![a-zA-Z]))[a-zA-Z]{3,}[a-zA-Z /.^0-9]*
   | \s(?:mm|cm|m|km|in|ft|mi|s|h|hr|g|kg|lb|oz|L|mL|mph)(?:\s*\^\s*(?:\{\s*\d\s*\}|\d))?
     )""",
@@ -33,14 +36,26 @@ _UNIT = re.compile(
 )
 _MONEY = re.compile(r"^(-?)\s*(?:\\\$|\$|€|£|¥|\\text\s*\{\s*\\?\$\s*\})\s*|\s*(?:\\\$|€|£)$")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*(?:\\?%|percent)\s*\}|percent(?:age)?)\s*$")
+_CURRENCY = {"$": "dollar", "€": "euro", "£": "gbp", "¥": "yen"}
+_INNER_UNIT = re.compile(r"(?<=[\d}])\s*(\\text\s*\{[^{}\d]*\}(?:\^\{?\d\}?)?)(?=\s*[-+])")
+_TRIGONOMETRY = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+_EXACT = re.compile(
+    r"\\ldots(?![a-zA-Z])|\\(?:angle|triangle)(?![a-zA-Z])"
+    r"|\\(?:overrightarrow|overleftarrow|vec|widehat|hat)\s*\{\s*[A-Z]\s*[A-Z]"
+)
+"""What is compared as written: it has no value, or letters in it that are no factors."""
 _NUMERAL_WORDS = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8",
                   "nine": "9", "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
 
 
 def words_key(text: str) -> str:
-    """For answers in words: no markup, case, outer brackets or punctuation."""
+    """For answers in words: no markup, case, article, outer brackets or punctuation; with digits only case is free."""
     text = _TEXT.sub(r" \1 ", text)
-    return " ".join(re.sub(r"[\\${}()\[\]\"'.,;:!?*~-]+", " ", text).casefold().split())
+    if re.search(r"\d", text):
+        text = re.sub(r"(?<!\d)\.|\.(?!\d)", "", text)
+        return text_key(re.sub(r"(?<![a-zA-Z\\])[a-zA-Z]{2,}", lambda match: match.group().casefold(), text))
+    words = re.sub(r"[\\${}()\[\]\"'.,;:!?*~-]+", " ", text).casefold().split()
+    return " ".join(words[1:] if words[:1] in (["a"], ["an"], ["the"]) and len(words[-1]) > 2 else words)
 
 
 def text_key(text: str) -> str:
@@ -87,20 +102,56 @@ def _scalar(text: str) -> Scalar | None:
     percent = _PERCENT.search(text)
     if percent:
         text = text[: percent.start()]
+    money = _MONEY.search(text)
     text = _MONEY.sub(r"\1", text)
-    text = re.sub(r"(?<=[\d}])\s*\\text\s*\{[^{}\d]*\}(?:\^\{?\d\}?)?(?=\s*[-+])", "", text)
+    if inner := _INNER_UNIT.findall(text):
+        text = _INNER_UNIT.sub("", text)
+        last = _with_unit(text)
+        if not _one_unit([*inner, last["unit"] if last else ""]):
+            return None
     if re.fullmatch(r"-?\d{1,3}(?: \d{3})+", text):
         text = text.replace(" ", "")
-    unit = ""
-    if not re.fullmatch(r"[-+\d.,/\s]*", text) and (match := _UNIT.fullmatch(text)) and _numeric(match["number"]):
-        text, unit = match["number"], match["unit"]
+    unit, factor = "", Fraction(1)
+    if match := _with_unit(text):
+        factor, unit = scaled(match["unit"])
+        if _TRIGONOMETRY.search(match["number"]) and unit_of(unit) == unit_of("degree"):
+            text, unit = match["number"] + "\\degree ", ""  # the degrees are the angle's: \cos 60^\circ is a half
+        elif unit_of(unit) is None:
+            return None
+        else:
+            text = match["number"]
     try:
         tree, decimal = parse(text)
     except ValueError:  # Unread, or a numeral that Python refuses
         return None
     if _steps(tree) and symbols(tree):
         return None  # steps are not told apart by looking at a few points
+    if money is not None and ("\\" in money.group() or not unit):
+        unit = _with_money(money.group(), unit)
+    if factor != 1:
+        tree = ("mul", tree, ("num", factor))
     return Scalar(tree, decimal, percent is not None, unit.strip())
+
+
+def _one_unit(units: list[str]) -> bool:
+    """Whether the terms of a sum carry one unit: 5 cm + 3 cm is 8 cm, 5 ft + 3 in is not 8."""
+    read = [unit_of(unit) for unit in units]
+    return all(unit is not None and "time" not in unit.words for unit in read) and all(
+        same_unit(units[0], unit) for unit in units
+    )
+
+
+def _with_unit(text: str) -> re.Match[str] | None:
+    """The number and the text behind it, where that text may be a unit."""
+    if re.fullmatch(r"[-+\d.,/\s]*", text):
+        return None
+    match = _UNIT.fullmatch(text)
+    return match if match and _numeric(match["number"]) else None
+
+
+def _with_money(sign: str, unit: str) -> str:
+    name = next(name for char, name in _CURRENCY.items() if char in sign)
+    return unit if unit_of(unit) == unit_of(name) else f"{name} {unit}"
 
 
 def _steps(tree: Tree) -> bool:
@@ -119,7 +170,7 @@ def read(text: str, *, depth: int = 0) -> Node | None:
         return None
     whole = _TEXT.fullmatch(text)
     if whole and re.search(r"\d", whole.group(1)):
-        return read(clean(whole.group(1)), depth=depth + 1)
+        return read(clean(whole.group(1)), depth=depth + 1) or Words(words_key(text))
     if _is_words(text):
         return Words(words_key(text))
     if _COLONS.fullmatch(text):
@@ -135,7 +186,20 @@ def read(text: str, *, depth: int = 0) -> Node | None:
         node = reader(text, depth)
         if node is not NOT_THIS:
             return node if not isinstance(node, _NotThis) else None
-    return _scalar(text) or (Odd() if _is_odd(text) else None)
+    scalar = None if _EXACT.search(text) else _scalar(text)
+    if scalar is not None:
+        return scalar
+    if _is_odd(text):
+        return Odd()
+    # A number with more behind it than a unit, as in "2 or more": math-verify would read the number.
+    return Words(_exact_key(text)) if _EXACT.search(text) or "\\text" in text or _with_unit(text) else None
+
+
+def _exact_key(text: str) -> str:
+    angle = re.fullmatch(r"(?:m\s*)?\\angle\s*\{?\s*([A-Z])\s*([A-Z])\s*([A-Z])\s*\}?", text)
+    if angle:  # the vertex stands between its legs, whose order is free
+        return "\\angle" + min("".join(angle.groups()), "".join(angle.groups()[::-1]))
+    return text_key(text) if _EXACT.search(text) else words_key(text)
 
 
 def _is_odd(text: str) -> bool:

@@ -59,6 +59,15 @@ def test_thinking_is_tagged_once_around_text(completion: str, prompt: str, value
     assert tagged(completion, prompt) == value
 
 
+@pytest.mark.parametrize("blank", ["\u200b", "\ufeff \u2060", "\u2800", "\u3164", "\u0301", "\x00", "\u00ad"])
+def test_text_that_cannot_be_seen_is_no_text(blank: str) -> None:
+    assert tagged(f"<think>{blank}</think>b") == tagged(f"<think>a</think>{blank}") == 0.0
+    assert tagged(f"<think>a</think><answer>{blank}</answer>", style="think_answer") == 0.0
+    assert reasoning_present(f"<reasoning>{blank}</reasoning>") == answer_present(f"<answer>{blank}</answer>") == 0.0
+    assert boxed_once(f"\\boxed{{{blank}}}") == answer_present(f"\\boxed{{{blank}}}") == 0.0
+    assert one_code_block(f"```python\n{blank}\n```") == 0.0
+
+
 def test_two_tagged_parts_and_nothing_else() -> None:
     full = "<think>a</think>\n<answer>5</answer>"
     assert tagged(full, style="think_answer") == 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -69,6 +70,12 @@ SAME = [
     (r"\frac{n(n+1)}{2}", r"\frac{n^2+n}{2}"), (r"\sin 2x", r"2\sin x\cos x"), (r"\log_{10} 2", r"\frac{\ln 2}{\ln 10}"),
     (r"\text{no solution}", "No solution."), (r"\sqrt{2}+\sqrt{3}", r"\sqrt{5+2\sqrt{6}}"), (r"\arctan 1", r"\frac{\pi}{4}"),
     ("f(x)=2x", "y=2x"), ("-1", "i^2"), (r"e^{x+1}", r"e\cdot e^x"), (r"\frac{270}7\text{ degrees}", r"\dfrac{270}{7}"),
+    (r"5\text{ km/h}", r"5 \text{ kilometers per hour}"), ("20 mph", r"20\text{ mi/h}"), (r"5\text{ Pounds}", "5 lbs"), (r"5\text{ cm}^2", r"5\text{ square centimeters}"),
+    ("1500000", r"1.5\text{ million}"), (r"1.5\text{ million}", "1500000"), ("2000000", "2 million dollars"), ("24", "2 dozen eggs"), (r"\$5", "5 dollars"), ("5", r"\$5"),
+    (r"5\text{ red apples}", r"5\text{ apples}"), (r"10\text{ units}", r"10\text{ cm}"), ("5", r"5\text{ times}"), ("8", r"5\text{ cm} + 3\text{ cm}"), ("6", r"6\quad\text{(verified)}"),
+    ("6", "6 个"), ("15", "15元"), ("10", "10 Äpfel"), ("6", "6\u200b"), ("6", "The answer is 6"), (r"\text{ellipse}", r"\text{an ellipse}"), (r"3:00 \text{ p.m.}", "3:00 PM"), (r"\text{June 20}", "june 20"),
+    (r"\frac12", r"\cos 60^\circ"), (r"\sin 60^\circ", r"\frac{\sqrt3}{2}"), (r"\tan 45^\circ", "1"), (r"\sin 20^\circ", r"\cos 70^\circ"), ("0.5", r"\sin 30\text{ degrees}"), ("1", r"\sin^2 20^\circ+\cos^2 20^\circ"),
+    (r"\angle ABC", r"\angle CBA"), (r"1,2,\ldots,n", "1, 2, ..., n"), (r"\frac13", r"0.333\ldots"), ("10", "10_{10}"), ("6", "6_7"), (r"2\text{ or more}", r"2 \text{ or more}"),
     (r"0.1\overline{6}", r"\frac16"), (r"\mathbb{R}", r"(-\infty,\infty)"), (r"\pm 3", "3, -3"), ("½", "0.5"), ("x²", "x^2"),
 ]  # fmt: skip
 DIFFERENT = [
@@ -79,6 +86,13 @@ DIFFERENT = [
     (r"x \ge 2", "x > 2"), ("3x+2", "3x + 2 = 0"), (r"\sqrt{x^2}", "x"), (r"8 \text{ or } 9", "8"), ("70,000", "70.000"),
     ("10^{10^{10}}", "10^{10^{11}}"), (r"(3, \frac{\pi}{2})", r"(3, \frac{\pi}{2})+1"), (r"\text{north}", r"\text{thorn}"),
     (r"\sqrt{10^{40}+1}", "10^{20}"), ("[1,2]", "(1,2)"), ("1,2", "1,2,3"), ("5", ""),
+    *(("2", rf"2\text{{ {remark}}}") for remark in ("(or 3)", "[or 3]", "or three", "possibly 3", "or 3 or 4", "or more", "or less", "at least", "not", "minus one", "times 3", "squared", "million", "dozen", "hundred", "hundredths", "x", "is wrong", "(mod 5)", "for x>0", "hours 30 minutes", "oder drei")),
+    ("2", "2 million"), ("2", "2 oder mehr"), ("2", "2 或更多"), ("2", r"2\text{i}"), ("2", r"2\mathrm{x}"), ("x>2", r"x>2\text{ or more}"), ("5", r"x = 5\text{ or more}"), (r"2\text{ or more}", "2"), (r"\text{at least 2}", "2"),
+    (r"-2\text{ cm}", r"2\text{ cm}"), ("0", r"2\text{ or }-2"), ("-1", r"2\text{ times }-3"), ("8", r"5\text{ ft} + 3\text{ in}"), ("6", "The answer is not 6"),
+    *((rf"5\text{{ {a}}}", rf"5\text{{ {b}}}") for a, b in (("km/h", "mph"), ("km/h", "m/s"), ("m/s", "m"), ("m/s^2", "m/s"), ("kJ", "J"), ("MHz", "Hz"), ("MW", "mW"), ("nm", "mm"), ("eV", "J"), ("N", "J"), ("mol", "g"), ("liters", "gallons"), ("dollars", "euros"), ("men", "women"), ("degrees", "radians"))),
+    (r"\$5", r"5\text{ cents}"), (r"\$5", "€5"), (r"30^\circ C", r"30^\circ F"), (r"30^\circ", r"30\text{ radians}"), (r"\sin 30^\circ", r"\sin 30"), (r"\sin 90", r"\sin 90^\circ"),
+    (r"\angle ABC", r"\angle BAC"), (r"\angle ABC", r"\angle CAB"), (r"\overrightarrow{AB}", r"\overrightarrow{BA}"),
+    ("2", r"2\ldots"), ("2", "2..."), ("2", r"2,\ldots"), ("2", "2…"), ("10", "10_2"), ("2", "10_2"), ("15", "15_7"), ("7", "7_2"), ("15", r"15_{\text{seven}}"),
 ]  # fmt: skip
 
 
@@ -110,6 +124,13 @@ def test_golds_are_read_as_one_whole() -> None:
 def test_an_empty_gold_cannot_be_judged_and_pays_nothing(gold: str) -> None:
     assert correct(r"\boxed{5}", gold).status == "ungradeable"
     assert correct(r"\boxed{}", gold).value == 0.0
+
+
+@pytest.mark.parametrize("gold", [None, float("nan"), ["6", "7"], [], {"a": 6}])
+def test_a_gold_that_is_no_text_cannot_be_judged(gold: Any) -> None:
+    for reply in (r"\boxed{None}", r"\boxed{nan}", r"\boxed{6}", r"\boxed{['6', '7']}"):
+        assert correct(reply, gold).status == numeric_close(reply, gold).status == "ungradeable"
+    assert correct(r"\boxed{6}", cast(Any, ["6"])).value == correct(r"\boxed{6}", cast(Any, 6)).value == 1.0
 
 
 @pytest.mark.parametrize(
