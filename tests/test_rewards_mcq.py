@@ -63,6 +63,157 @@ NOT_C = [
     "Let's see. Carbon... I think it seems hard", "Answer: C\nWait. Answer: D", "", "Answer: [LETTER]", "C D A B",
 ]  # fmt: skip
 
+# Ordinary declarations, with reasons that name other options, the words of doubt and the words of correction in them.
+PLAIN = [
+    "Therefore, C.", "Hence (C).", "Thus, option C.", "So the answer must be C.", "C!", ": C", "'C'",
+    "The answer is 'C'.", '{"answer": "C"}', "{'answer': 'C'}", "Final answer C", "The answer, then, is C.",
+    "The answer, of course, is C.", "The correct option among these is C.", "The best choice of the four is C.",
+    "I now choose C.", "I therefore choose C.", "We choose C.", "We would pick C.", "I'm choosing C",
+    "The answer isn't D, it's C.", "It isn't D; it is C.", "- A: wrong\n- B: wrong\n- C: right\n- D: wrong\n\nSo C.",
+    "因此，选C", "选 C", "本题选C。", "C项正确", "C选项是正确的", "综上，C项正确。", "C가 정답입니다.", "C번이 정답이다.", "Somit ist C richtig.",
+    "C ist die richtige Antwort.", "C est la bonne réponse.", "C es la respuesta correcta.", "C é a resposta correta.",
+    "C è la risposta corretta.", "Cが正解です。", "C — правильный ответ.", "Правильный ответ: C.",
+    "The answer is C. Nitrogen fills most of the air.", "The answer is C. No other option fits.",
+    "The answer is C, not D.", "The answer is C rather than D.", "Answer: C. D is wrong because it is heavier.",
+    "Answer: C. Many people think it is D, but it is not.", "Answer: C. Actually, A, B and D are all minor gases.",
+    "The answer is C. Option D might seem right, but it is not.", "The answer is C, I think.",
+    "I would say the answer is C.", "I think the answer is C.", "I believe it's C.",
+    "There is no doubt that the answer is C.", "I have no doubt the answer is C.", "I'm sure the answer is C.",
+    "If x = 2, then the answer is C.", "If we look at the table, the answer is C.", "Not B, so the answer is C.",
+    "A and B are wrong, so the answer is C.", "It is not hard to see that the answer is C.",
+    "The answer is C, since D would need more heat.", "Answer: C\n\nD is ruled out by the mass.",
+    "Answer: C\n\nI hope this helps! No problem.", r"\boxed{C} since D is too heavy.",
+    r"\boxed{C}. Wait, let me check: yes, C.", "The answer is C. Let me double check. Yes, it is C.",
+    "Wait, no. The answer is C.", "At first I thought D. Actually, the answer is C.",
+    "I thought the answer was D, but the answer is C.", "The answer is C: nitrogen.", "Answer: C) nitrogen",
+    "Answer: C. Nitrogen is not a compound; oxygen is not either.",
+    "The answer is C (nitrogen), not D (carbon dioxide).", "Answer: C. Oxygen is only a fifth of the air.",
+    "The answer is nitrogen, C.", "The answer is C. What else could it be?",
+    "The answer is C, even though D is common.", "Die Antwort ist C, nicht D.", "Die Antwort ist C, weil D falsch ist.",
+    "La réponse est C, pas D.", "La respuesta es C porque D no es correcta.", "答案是C，不是D。", "答案选C。A项错误，B项错误，D项错误。",
+    "정답은 C입니다. D는 틀렸습니다.", "答えはCです。Dではありません。", "Ответ: C, а не D.", "Given the data, the answer is C.",
+    "As I said, the answer is C.", "The answer is C if we assume dry air.",
+    "Answer: C\n\nOtherwise the plants would die.", "The answer is C. Or, in words, nitrogen.",
+    "Question 3 asks for a gas. Answer: C", "To sum up: C", "**Final answer: C**", "The answer to question 5 is C.",
+    "A is incorrect, B is incorrect, D is incorrect. Thus C is correct.", "Clearly, C is the answer.",
+    "Answer: C. If it were D, the flame would go out.", "The answer is C; the others cannot be.",
+    "Some say the answer is D, but the answer is C.",
+    "The correct answer is C. This is because nitrogen, unlike D, is inert.",
+    "Let me think step by step. A gas is needed, so not A. The answer is C.",
+    "Since neither A nor B works, and D is out, I choose C.", "My choice would be C.", "Choice: (C)",
+    "The answer is: **C. nitrogen**", "Answer: C, as A, B and D do not fit.",
+    "The answer is C. You might think D, but no.", "The answer is C. I was tempted by D.",
+    "The answer is C. It could not be D.", "Answer: C\nExplanation: A is solid. B burns. D is rare.",
+    "Answer: C\nA) wrong\nB) wrong\nC) right\nD) wrong", "Answer: C. Hmm, that was easy.",
+    "The answer is C. That is correct.", "The answer is C, that's for sure.", "It must be C.",
+    "The correct answer is therefore C.", "The right answer is option C.", "The answer is C! Great question.",
+    "The answer is definitely C", "Without a doubt, the answer is C.", "The answer can only be C.",
+]  # fmt: skip
+CORRECTED = [
+    "The answer is C, no, wait, D.", "Answer: C. Sorry, D.", "Answer: C. Oops, it should be D.",
+    "Answer: C. Hold on, it's D.", "Answer: C. I take that back, D.", "Answer: C. Make that D.",
+    "Answer: C. Hmm, I change my answer to D.", "Answer: C — no, D.", "Answer: C; strike that: D", "Answer: C (no, D)",
+    "Answer: C. Wait, I made an error; the right one is D.", "Answer: C\nEdit: D", "The answer is C. Actually, D.",
+    "The answer is C... I mean D.", "I choose C. No, D!", r"\boxed{C} Actually, D.", "C\n\nWait, no, it's D.",
+    "Answer: C. That's wrong.", "Answer: C. Wait, that is not right.", "The answer is C. No.",
+    "The answer is C. Just kidding.", "Answer: C. Let me correct that: D", "Answer: C => D",
+    "La réponse est C, non, D.", "La respuesta es C, no, D.", "Die Antwort ist C. Nein, doch D.", "Ответ: C. Нет, D.",
+    "答えはC、いや、Dです", "정답은 C, 아니, D입니다", "The answer is C, no wait, D.", "Answer: C... no, D.",
+    "Answer: C\n\nActually no. It should be D.", "Answer: C\nCorrection: D", "Answer: C -> D", "The answer is C? No.",
+]  # fmt: skip
+HEDGED = [
+    "Answer: C. Alternatively D.", "Answer: C, if not D", "Answer: C, failing that D", "Answer: C. D is also correct.",
+    "Answer: C. It might be D.", "Answer: C. It could also be D.", "Answer: C (D also possible)", "C or D",
+    "Answer: C, possibly D", "Answer: C; D is equally likely", "The answer is C or else D.",
+    "Answer: C. My second choice D.", "If n is odd the answer is C, otherwise the answer is D.",
+    "The answer is C for odd n and D for even n.", "The answer is C when n is odd and D when n is even", r"\boxed{C?}",
+    r"\boxed{C \vee D}", r"\boxed{C \text{ vs } D}", r"\boxed{C} or \boxed{D}", "The answer is C?",
+    "The answer is C, right?", "Is it C?", "Die Antwort ist C oder vielleicht D.", "La respuesta es C o D.",
+    "Odpowiedź: C lub D", "Cevap: C veya D", "Jawaban: C atau D", "答えはCまたはDです", "答案是C还是D", "答案是C或者D",
+    "Đáp án: C hoặc D", "Answer: C\n(or D)", "The answer is C. Or maybe D?", "Answer: C is possible; D is possible",
+    "Answer: C, otherwise D", "Answer: C unless D", r"\boxed{C \lor D}", "The answer is C if n is odd, D if even",
+    "The answer is C only if D fails.",
+]  # fmt: skip
+DENIED = [
+    "I do not believe the answer is C.", "I can't say the answer is C.", "I am not sure that the answer is C.",
+    "I'm not convinced the answer is C.", "It is not true that the answer is C.",
+    "It is unlikely that the answer is C.", "No one says the answer is C.", "You might say the answer is C.",
+    "People think the answer is C.", "Assume the answer is C.", "Imagine the answer is C.",
+    "Let us suppose that the answer is C.", "Even if the answer is C, who cares.",
+    "Whether the answer is C is unclear.", "Unless the answer is C, we are lost.", "The answer is everything but C.",
+    "The answer is nothing but trouble, not C.", "The answer is other than C.", "The answer is any option except C.",
+    "The answer is unlikely to be C.", "The answer is by no means C.", "The answer is not really C.",
+    "The answer is C? I doubt it.", "Answer: C is impossible", "I wonder if the answer is C.",
+    "I thought the answer was C.", "It's not the case that the answer is C.",
+    "Ich glaube nicht, dass die Antwort C ist.", "Die Antwort ist niemals C.", "Die Antwort ist alles außer C.",
+    "Wenn die Antwort C ist, dann ist alles gut.", "Je ne pense pas que la réponse est C.",
+    "La réponse n'est jamais C.", "Si la réponse est C, tant mieux.", "No creo que la respuesta sea C.",
+    "La respuesta es todo menos C.", "Dudo que la respuesta sea C.", "La risposta è tutto tranne C.",
+    "A resposta nunca é C.", "Não acho que a resposta é C.", "Ответ никак не C.", "Я не думаю, что ответ C.",
+    "Ответ: всё кроме C.", "答案不会是C", "答案肯定不是C", "我不认为答案是C", "如果答案是C就好了", "不能选C", "答案是C是不可能的", "答えはCではない", "答えはCとは限らない",
+    "答えはCですか？", "정답은 C일 리 없다", "정답은 C인가요?", "정답이 C라면 좋겠다", "Cevap C değil.", "Antwoord is niet C",
+    "De antwoord is nooit C", "Svaret är inte C", "C est-elle la bonne réponse ?", "C가 정답이 아닙니다", "C项不正确", "C选项是正确的吗？",
+    "Ist C richtig?", "I doubt the answer is C.", "It is false that the answer is C.", "Suppose the answer is C.",
+    "If the answer is C then pigs fly.", "The answer is anything but C.", "The answer is far from C.",
+    "The answer is the opposite of C.", "정답은 C가 아닙니다", "答えはCではありません", "答案是C吗？", "La respuesta nunca es C",
+    "Ответ не C.",
+]  # fmt: skip
+# A letter and another option's text are two answers, and two answers are 0: reading either of them would pay a
+# reply that names two options, whichever it meant.
+CONTRADICTED = [
+    r"\boxed{C: oxygen}", "Answer: (C) oxygen", "The answer is C, oxygen.", "The answer is C. Carbon dioxide",
+    "The answer is oxygen (C).", "**C. oxygen**", "<answer>C. sugar</answer>", "Answer: C - sugar", "答案：C. oxygen",
+]  # fmt: skip
+UNITS = [
+    "The answer is -5 C", "The answer is 20 degrees C", "The answer is 37.5°C.", r"\boxed{20^\circ C}",
+    r"\boxed{5\,^{\circ}\text{C}}", r"\boxed{25 C}", "The answer is 300 °C, or so.", "The answer is vitamin C.",
+    "The answer is C++.", "The answer is 5 °C", "The answer is 20 C.",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("reply", PLAIN)
+def test_ordinary_declarations_are_read(reply: str) -> None:
+    assert correct(reply, "C", CHOICES).value == 1.0, correct(reply, "C", CHOICES)
+
+
+@pytest.mark.parametrize("reply", [*CORRECTED, *HEDGED, *DENIED, *CONTRADICTED, *UNITS])
+def test_what_is_corrected_hedged_denied_or_contradicted_is_not_c(reply: str) -> None:
+    assert correct(reply, "C", CHOICES).value == 0.0, correct(reply, "C", CHOICES)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    ["Answer: C... no, D.", "The answer is C. On second thought it's D.", "Answer: C (scratch that, D)", "정답은 C가 아니라 D입니다",
+     "The answer is not C but D.", "Everyone says the answer is C, but they are wrong; it's D.", "答えはCではなくDです"],
+)  # fmt: skip
+def test_a_correction_declares_its_own_option(reply: str) -> None:
+    assert correct(reply, "D", CHOICES).value == 1.0, correct(reply, "D", CHOICES)
+
+
+def test_a_missing_gold_cannot_be_judged_and_a_list_is_several_labels() -> None:
+    choices = ["zero", "one", "None", "two"]
+    assert correct(r"\boxed{C}", None, choices).status == "ungradeable"
+    assert correct(r"\boxed{None}", None, choices).value is None
+    assert correct("Answer: A and C", ["A", "C"], choices).value == 1.0
+    assert correct("Answer: A", ["A", "C"], choices).value == 0.0
+    assert correct("Answer: A", ["A", None], choices).status == "ungradeable"  # pyright: ignore[reportArgumentType]
+
+
+def test_options_beyond_z_and_options_that_are_no_text() -> None:
+    many = [f"option text {i}" for i in range(30)]
+    assert correct("Answer: Z", "Z", many).value == 1.0
+    assert correct("Answer: C", "option text 29", many).status == "ungradeable"
+    numbers: list = [4, 8, 15]
+    assert correct("Answer: 8", "B", numbers).value == 1.0
+    assert correct("Answer: True", "A", [True, False]).value == 1.0  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    "part", ["(", ")", " ", "\n", "~", "C ", "A ", "C是", "it is C, ", "answer among ", "no, wait, ", "**", "\\boxed{"]
+)
+def test_a_hundred_thousand_characters_are_read_or_refused(part: str) -> None:
+    assert correct("Answer: C" + part * (100_000 // len(part)) + " D", "C", CHOICES).value in (0.0, 1.0)
+
 
 @pytest.mark.parametrize("reply", C)
 def test_a_declared_option_is_read(reply: str) -> None:
