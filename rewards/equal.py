@@ -138,17 +138,26 @@ def _same(want: Node, have: Node) -> bool:
             return len(b.intervals) == 1 and _same_items(a, b.intervals[0])
         case Items() as a, Items() as b:
             return _same_items(a, b)
+        case Matrix() as a, Matrix() as b:
+            return _same_matrix(a, b)
+        case Matrix() as a, Items(brackets="()") as b:
+            return _is_column(a) and _same_items(Items("()", tuple(_cells(a))), b)
+        case Items(brackets="()") as a, Matrix() as b:
+            return _is_column(b) and _same_items(a, Items("()", tuple(_cells(b))))
         case Items() as a, b:
             return len(a.items) == 1 and a.brackets in LOOSE and _same(a.items[0], b)
         case a, Items() as b:
             return len(b.items) == 1 and b.brackets in LOOSE and _same(a, b.items[0])
-        case Matrix() as a, Matrix() as b:
-            return _same_matrix(a, b)
     return False
 
 
 def _quotient(colons: Colons) -> Scalar:
     return Scalar(("num", Fraction(colons.parts[0], colons.parts[1])), False)
+
+
+def _is_column(matrix: Matrix) -> bool:
+    """A vector, which is also written as a tuple; a row is not."""
+    return len(matrix.rows) > 1 and all(len(row) == 1 for row in matrix.rows)
 
 
 def _same_matrix(want: Matrix, have: Matrix) -> bool:

@@ -31,6 +31,8 @@ def after_thinking(completion: str, prompt: str = "") -> str | None:
 
 def has_text(text: str) -> bool:
     """Whether something in the text can be seen: not spaces, zero-width characters, fillers or bare accents."""
+    if text.isascii() and text.isprintable():
+        return not text.isspace() and text != ""
     return any(
         char.isprintable() and not char.isspace() and char not in _FILLERS and unicodedata.category(char)[0] != "M"
         for char in text

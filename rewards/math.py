@@ -58,6 +58,8 @@ vars(correct).update(quick=_correct_quickly)
 
 def _gold(answer: object) -> str:
     """The gold's text; empty, so ungradeable, for a missing value and for what holds several texts."""
+    if isinstance(answer, str):
+        return answer.strip()
     if isinstance(answer, list | tuple) and len(answer) == 1:
         answer = answer[0]
     missing = answer is None or answer != answer  # NaN stands for a missing value in tables

@@ -76,6 +76,7 @@ SAME = [
     ("6", "6 个"), ("15", "15元"), ("10", "10 Äpfel"), ("6", "6\u200b"), ("6", "The answer is 6"), (r"\text{ellipse}", r"\text{an ellipse}"), (r"3:00 \text{ p.m.}", "3:00 PM"), (r"\text{June 20}", "june 20"),
     (r"\frac12", r"\cos 60^\circ"), (r"\sin 60^\circ", r"\frac{\sqrt3}{2}"), (r"\tan 45^\circ", "1"), (r"\sin 20^\circ", r"\cos 70^\circ"), ("0.5", r"\sin 30\text{ degrees}"), ("1", r"\sin^2 20^\circ+\cos^2 20^\circ"),
     (r"\angle ABC", r"\angle CBA"), (r"1,2,\ldots,n", "1, 2, ..., n"), (r"\frac13", r"0.333\ldots"), ("10", "10_{10}"), ("6", "6_7"), (r"2\text{ or more}", r"2 \text{ or more}"),
+    (r"\begin{pmatrix} 1 \\ 2 \\ 3 \end{pmatrix}", "(1,2,3)"), (r"(1,\frac12)", r"\begin{bmatrix} 1 \\ 0.5 \end{bmatrix}"),
     (r"0.1\overline{6}", r"\frac16"), (r"\mathbb{R}", r"(-\infty,\infty)"), (r"\pm 3", "3, -3"), ("½", "0.5"), ("x²", "x^2"),
 ]  # fmt: skip
 DIFFERENT = [
@@ -90,6 +91,7 @@ DIFFERENT = [
     ("2", "2 million"), ("2", "2 oder mehr"), ("2", "2 或更多"), ("2", r"2\text{i}"), ("2", r"2\mathrm{x}"), ("x>2", r"x>2\text{ or more}"), ("5", r"x = 5\text{ or more}"), (r"2\text{ or more}", "2"), (r"\text{at least 2}", "2"),
     (r"-2\text{ cm}", r"2\text{ cm}"), ("0", r"2\text{ or }-2"), ("-1", r"2\text{ times }-3"), ("8", r"5\text{ ft} + 3\text{ in}"), ("6", "The answer is not 6"),
     *((rf"5\text{{ {a}}}", rf"5\text{{ {b}}}") for a, b in (("km/h", "mph"), ("km/h", "m/s"), ("m/s", "m"), ("m/s^2", "m/s"), ("kJ", "J"), ("MHz", "Hz"), ("MW", "mW"), ("nm", "mm"), ("eV", "J"), ("N", "J"), ("mol", "g"), ("liters", "gallons"), ("dollars", "euros"), ("men", "women"), ("degrees", "radians"))),
+    (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "(2,1)"), (r"\begin{pmatrix} 1 & 2 \end{pmatrix}", "(1,2)"), (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "[1,2)"),
     (r"\$5", r"5\text{ cents}"), (r"\$5", "€5"), (r"30^\circ C", r"30^\circ F"), (r"30^\circ", r"30\text{ radians}"), (r"\sin 30^\circ", r"\sin 30"), (r"\sin 90", r"\sin 90^\circ"),
     (r"\angle ABC", r"\angle BAC"), (r"\angle ABC", r"\angle CAB"), (r"\overrightarrow{AB}", r"\overrightarrow{BA}"),
     ("2", r"2\ldots"), ("2", "2..."), ("2", r"2,\ldots"), ("2", "2…"), ("10", "10_2"), ("2", "10_2"), ("15", "15_7"), ("7", "7_2"), ("15", r"15_{\text{seven}}"),
