@@ -50,7 +50,8 @@ _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 
 _NO_UNIT_WORDS = """
     a an one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
     eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety half halves third thirds quarter quarters
-    fifth fifths tenth tenths hundredth hundredths dozens score hundreds thousands millions billions trillions once
+    fifth fifths tenth tenths hundredth hundredths dozens score couple couples gross kilo mega giga milli micro
+    hundreds thousands millions billions trillions once
     twice thrice double triple by plus minus over divided multiplied raised power root factorial modulo mod
     or and nor not no none never isn't is are was be if when where whenever unless except but instead rather otherwise
     at least most more less fewer greater smaller larger bigger than maybe possibly perhaps probably likely about
@@ -162,7 +163,7 @@ def _harmless(word: str) -> bool:
     """Whether a word behind a number leaves the number as it is."""
     if re.search(r"[\u0370-\u1cff\u2e80-\uffff]", word):  # scripts whose words are not known here
         return word in _COUNTERS
-    return word.casefold() not in _NO_UNIT and (len(word) > 1 or _known(word) is not None)
+    return (word == "K" or word.casefold() not in _NO_UNIT) and (len(word) > 1 or _known(word) is not None)
 
 
 def _known(word: str) -> str | None:
