@@ -6,11 +6,11 @@ import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 from slmgrpo.rewards.base import Bounds, Verdict, bounded, correctness
 from slmgrpo.rewards.find import Above
-from slmgrpo.rewards.programs import completed, handed_in, task_prompt, tree_of
+from slmgrpo.rewards.programs import asks, completed, defines, handed_in, loose_names, name_of, task_prompt, tree_of
 from slmgrpo.rewards.programs import trivial as trivial_because
 
 if TYPE_CHECKING:
@@ -85,6 +85,42 @@ def _kind_of(tests: Tests, test_kind: str) -> TestKind:
     return "stdio" if tests and isinstance(tests[0], Mapping) else "asserts"
 
 
+def _unusable(tests: Any, test_kind: Any) -> str:
+    """Why no program can be judged by these tests, whatever it does; else nothing."""
+    if test_kind and test_kind not in get_args(TestKind):
+        return f"there is no test_kind {str(test_kind)[:40]!r}; write {', '.join(get_args(TestKind))}"
+    if tests is None or tests == "" or tests == []:
+        return "the row has no tests"
+    if isinstance(tests, str) and test_kind == "stdio":
+        return "stdio tests are objects with `input` and `output`"
+    if not isinstance(tests, Sequence):
+        return f"tests are a {type(tests).__name__}; write a list of texts, or of objects with `input` and `output`"
+    if _kind_of(tests, test_kind) != "stdio":
+        strange = [type(test).__name__ for test in tests if not isinstance(test, str)]
+        if strange:
+            return f"a test is a {strange[0]}, no text"
+        return "" if any(map(asks, [tests] if isinstance(tests, str) else tests)) else "no test asks anything"
+    expected = ""
+    for test in tests:
+        if not isinstance(test, Mapping) or not all(isinstance(test.get(key), str) for key in ("input", "output")):
+            return "a stdio test is no object with the texts `input` and `output`"
+        expected += test["output"].strip()
+    return "" if expected else "no test expects any output"
+
+
+def _unbound(tests: Tests, entry_point: str, header: str, setup: str, source: str) -> tuple[str, str]:
+    """The tests' setup with the modules that they leave out; and why they cannot be run, which is the data's fault."""
+    texts = (tests,) if isinstance(tests, str) else tuple(test for test in tests if isinstance(test, str))
+    entry = name_of(entry_point)
+    loose = loose_names(texts, tuple(text for text in (setup, header) if text))
+    others = [name for name in loose.others if name != entry]
+    if entry and tree_of(source) is not None and "import *" not in source:
+        others += [name for name in loose.called if name != entry and not defines(source, name)]
+    if others:
+        return setup, f"the tests use `{others[0]}`, which nothing defines"
+    return "\n".join([setup, *(f"import {name}" for name in loose.modules if name != entry)]), ""
+
+
 def _graded(
     completion: str,
     tests: Tests,
@@ -96,7 +132,7 @@ def _graded(
     timeout_s: float,
 ) -> Verdict:
     """The share of tests passed, 1 only for all of them."""
-    entry_point = entry_point or ""
+    entry_point, test_kind, setup = entry_point or "", test_kind or "", setup or ""
     header = task_prompt((prompt, question or ""), entry_point)
     program = handed_in(completion, "" if header else prompt, entry_point)
     if program.source is not None:
@@ -106,10 +142,14 @@ def _graded(
     else:
         return Verdict(0.0, "no_answer", why=program.why)
     read = source[:200]
-    if tests is None or len(tests) == 0:
-        return Verdict(None, "ungradeable", read, "the row has no tests")
+    if fault := _unusable(tests, test_kind):
+        return Verdict(None, "ungradeable", read, fault)
+    kind = _kind_of(tests, test_kind)
+    setup, fault = (setup, "") if kind == "stdio" else _unbound(tests, entry_point, header, setup, source)
+    if fault:
+        return Verdict(None, "ungradeable", read, fault)
     plain = tests if isinstance(tests, str) else list(tests)
-    arguments = json.dumps([plain, entry_point, _kind_of(tests, test_kind or ""), header, setup or ""])
+    arguments = json.dumps([plain, entry_point, kind, header, setup])
     try:
         outcome = _run(source, arguments, timeout_s, os.environ.get(SANDBOX, "strict"))
     except _UnsettledError as unsettled:

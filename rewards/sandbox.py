@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from slmgrpo.rewards.ladder import Mode, Rung
 from slmgrpo.rewards.servers import Limits, Outcome, Sandbox
@@ -51,9 +51,11 @@ def run_tests(
         box = _shared(sandbox)
         pairs = [test for test in tests if isinstance(test, Mapping)]
         texts = [tests] if isinstance(tests, str) else [test for test in tests if isinstance(test, str)]
-        if not tests or len(pairs) * len(texts) or bool(pairs) != (test_kind == "stdio"):
+        count = 1 if isinstance(tests, str) else len(tests)
+        used = pairs if test_kind == "stdio" else texts
+        if not tests or len(used) != count or test_kind not in get_args(TestKind):
             why = f"no tests of the kind {test_kind}"
-            return Outcome("error", 0, len(tests), why, box.start().number)
+            return Outcome("error", 0, count, why, box.start().number)
         if test_kind == "stdio":
             return box.run_stdio(program, pairs, limits, same_output)
         task = {"tests": texts, "entry_point": entry_point, "prompt": prompt, "setup": setup}
