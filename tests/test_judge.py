@@ -135,6 +135,9 @@ def test_faults_of_the_tests_are_errors(strongest: Sandbox, task: dict[str, Any]
 def test_no_tests_are_no_pass() -> None:
     assert run_tests("x = 1", tests=[], entry_point="f", test_kind="asserts").status == "error"
     assert run_tests("x = 1", tests=["assert 1"], entry_point=None, test_kind="stdio").status == "error"
+    for strange in ([None], [5], [[]], ["assert f(1)", None], [{"input": "", "output": ""}]):
+        outcome = run_tests("def f(n): return 1", tests=strange, entry_point="f", test_kind="asserts")  # type: ignore
+        assert outcome.status == "error"
 
 
 HUMANEVAL, MBPP = rows("data/code/humaneval.jsonl"), rows("data/code/mbpp_test.jsonl")
