@@ -1,4 +1,7 @@
-"""Units behind a number: 5 cm is not 5 m, 5 apples is 5, and "5 or more" is no number with a unit."""
+"""Units that are known by several names, so that 5 cm and 5 m differ while 5 apples is 5.
+
+A text that may change the number, as in "5 or more" or "5 hundredths", is no unit.
+"""
 
 # ruff: noqa: RUF001  (look-alike characters are what is read here)
 
