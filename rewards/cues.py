@@ -35,12 +35,14 @@ _ENGLISH = r"""(?<![a-z])(?:
   | (?:i|we)(?:'d|'ll|\s+(?:would|will|must|should|now|then|thus|hence|therefore|finally|also|have\s+to
         |\w{2,12}ly)(?![a-z])){0,4}
       \s+(?:choose|chose|pick|select|go\s+with|opt\s+for|say)(?![a-z])\s*:?
+  | ans\s?[.:]
   | (?:i\s+am|i'm|we\s+are|we're)\s+(?:going\s+with|choosing|picking|selecting)(?![a-z])\s*:?
   )"""
 _HAN = r"""(?:答案|正解|解答|答え|回答|正确选项|正確選項|故选|故選|应选|應選|应该选|應該選|选择|選擇
     |所以选|所以選|因此选|因此選|我选|我選|[选選](?=\s*\(?\s*[A-Z](?![A-Za-z])))
     (?:应该|應該|应|應|就|是|为|為|选项|選項|选|選|は|が|[:\s])*"""
-_OTHERS = r"""(?<![^\W\d_])(?:antwort|lösung|réponse|reponse|respuesta|risposta|resposta|antwoord|svaret?|odpowiedź
+_OTHERS = r"""(?<![^\W\d_])(?:ich\s+wähle|je\s+choisis|elijo|scelgo|escolho|выбираю|richtig\s+ist
+    |antwort|lösung|réponse|reponse|respuesta|risposta|resposta|antwoord|svar(?:et)?|odpowiedź
     |ответ|відповідь|jawaban|jibu|cevap|yanıt|đáp\s+án|câu\s+trả\s+lời|정답|답변|답|الإجابة|الجواب|উত্তর|उत्तर|idahun|απάντηση)
     (?![^\W\d_]*[a-zäöü]\w)
     (?:\s*(?:ist|lautet|est|es|è|é|is|er|jest|la|die|richtige|correcta?|correcte|corretta|option|opción|opção
@@ -57,7 +59,7 @@ DENIED = _compile(
            |clear|right|correct|likely|possible|suppose|imagine)
       |(?<!no\s)(?<!not\s)(?<!n't\s)(?<!without\s)(?<!without\sa\s)(?:doubt|doubts|doubtful|disagree|deny|denies|dispute|reject)
       |(?:false|untrue|unlikely|wrong|incorrect|mistake|error|impossible|nonsense|absurd|myth)(?:\s+to\s+(?:say|think|claim|believe))?
-      |no\s+way|unsure|uncertain|far\s+from\s+(?:sure|certain|clear)
+      |no\s+way|unsure|uncertain|far\s+from\s+(?:sure|certain|clear)|refuse\s+to\s+(?:say|believe|think)|(?:can't|cannot)\s+be
       |(?:glaube|denke|meine)\s+(?:ich\s+)?nicht|bezweif\w+|zweifle|nicht\s+wahr|falsch|stimmt\s+nicht
       |(?:ne\s+|n')(?:pense|crois|est)\s+pas(?:\s+vrai)?|doute|faux
       |no\s+(?:creo|pienso|es\s+(?:cierto|verdad))|dudo|es\s+falso
@@ -72,6 +74,7 @@ SUPPOSED = _compile(
     rf"""(?<![a-z])(?:
       (?:if|whether|unless|suppose|supposing|assume|assuming|imagine|pretend|let'?s\s+say|granted|given|provided|wonder|even\s+though|had|were
         |perhaps|maybe|asks?)
+      |(?<!\bi\s)(?<!\bwe\s)(?:might|may|could|would)\s+(?:say|claim|argue|answer)
       |(?:might|may|could|would)\s+(?:\w+\s+)?(?:think|believe|guess|expect|suppose|assume|imagine|be\s+tempted\s+to\s+\w+)
       |(?:one|you|they|he|she|people|everyone|everybody|anyone|someone|some|many|most|others|students|who|model|book|friend|teacher)
         \s+(?:(?:\w+ly|people|might|may|could|would|will|can|often|often|all|who)\s+){{0,3}}
@@ -80,7 +83,7 @@ SUPPOSED = _compile(
       |(?:tempting|easy|natural|common)\s+to\s+(?:think|say|believe|assume|guess)
       |wenn|falls|angenommen|ob|si|supongamos|suponiendo|supposons|se|supponiamo|suponha|если|допустим|предположим
       ){_THAT}
-    |(?:如果|若是?|假如|假设|假設|要是|倘若|もし|만약|만일)[^。.,!?\n]{{0,4}}$""",
+    |(?:有人说|有人认为|很多人说|如果|若是?|假如|假设|假設|要是|倘若|もし|만약|만일)[^。.,!?\n]{{0,4}}$""",
 )
 """What makes a declaration a supposition or someone else's: if (the answer is C), many say."""
 OTHERWISE = _compile(
@@ -92,17 +95,17 @@ OTHERWISE = _compile(
 
 _COPULAS = r"es|è|é|est|ist|is|jest|la|le|l'|el|il|die|der|das|de|a|o|opción|opção|opzione|por"
 NEGATED_BEFORE = _compile(
-    rf"""(?:\bnot(?!\s+only)|n't|\bcannot|\bnever|\bneither|\bnor|\brul(?:e|es|ed|ing)\s+out|\beliminat\w*|\bexclud\w*|\breject\w*
+    rf"""(?:\bnot(?!\s+only)|\bno(?=\s+$)|\\l?n(?:eg|ot)|¬|n't|\bcannot|\bnever|\bneither|\bnor|\brul(?:e|es|ed|ing)\s+out|\beliminat\w*|\bexclud\w*|\breject\w*
     |\binstead\s+of|\brather\s+than|\bexcept(?:\s+for)?|\bwrong|\bincorrect|\bfalse|\bunlike(?:ly)?|\bimpossible
     |\b(?:any|every|no)thing\s+but|\ball\s+but|\banyone\s+but|\bfar\s+from|\bhardly|\bscarcely|\bbarely|\bnowhere\s+near
     |\bopposite\s+(?:of|to)|\bother\s+than|\bdifferent\s+(?:from|to|than)|\bapart\s+from|\baside\s+from|\bbesides|\bby\s+no\s+means
     |\bno\s+longer|\bno\s+way|\bopposed\s+to|\bwithout|\bbut\s+not|\bminus
-    |不是|并非|並非|不选|不選|排除|不可能是?|不会是|不會是|不能是|不应是|绝非|絕非|除了|除去|除|而非|并不
+    |不是|并非|並非|不选|不選|排除|不可能是?|不太可能是?|不会是|不會是|不能是|不应是|绝非|絕非|除了|除去|除|而非|并不
     |\bnicht|\bkein\w*|\bnie(?:mals)?|\balles\s+(?:außer|ausser|andere\s+als)|\bniet|\bnooit|\binte|\bikke|\baldrig
-    |\bpas\b|\bjamais|\btout\s+sauf|\bsauf|\bno\s+(?:es|era|puede\s+ser)|\bnunca|\bjamás|\b(?:menos|salvo|excepto)
+    |\bpas\b|\bpoint\b|\bjamais|\btout\s+sauf|\bsauf|\bno\s+(?:es|era|puede\s+ser)|\bnunca|\bjamás|\b(?:menos|salvo|excepto)
     |\bnon\b(?!\s*[,;:!])|\bmai\b|\btranne|\bnão|\bexceto|\bне|\bникогда\s+не|\bкроме|\bnie\s+jest|\bbukan|\bkhông\s+phải|ليس\w*|ليست|غير)
     \W*(?:(?:be|the|an?|option|options|choice|choices|answer|either|both|for|to|or|and|nor|really|quite|even|just|actually|exactly
-        |necessarily|at\s+all|in\s+fact|definitely|certainly|likely|{_COPULAS}|(?-i:[A-Z]))(?![A-Za-z])\W*)*$
+        |necessarily|at\s+all|in\s+fact|definitely|certainly|likely|fall|etwa|{_COPULAS}|(?-i:[A-Z]))(?![A-Za-z])\W*)*$
     """,
 )
 NEGATED_AFTER = _compile(
@@ -127,7 +130,7 @@ _OR = r"""or|oder|ou|o|eller|of|или|либо|lub|albo|veya|ya\s+da|hoặc|ata
 TIES = _compile(
     rf"""^(?:[\s,;/&)(\]\[.|+-]|->|→|=>|⇒|∨|∧
     |(?:{_OR}|and|und|et|y|e|и|but|also|even|then|maybe|possibly|perhaps|probably|either|both|as\s+well\s+as|not\s+only
-       |vielleicht|peut-être|quizás|tal\s+vez|forse|talvez|может\s+быть|возможно|可能是?
+       |vielleicht|peut-être|quizás|tal\s+vez|forse|talvez|может\s+быть|возможно|也?可能是?|也是|或者?是|[이]?거나|나|ou\s+bien
        |could\s+be|might\s+be|option|choice|is|the|it|和|以及|及|과|와|と|번|이나)(?![a-z]))*$""",
 )
 """What stands between the members of a list or a hedge: `B, but C`; not between a label and its reasons."""
@@ -139,7 +142,8 @@ QUESTION = _compile(
 )
 """What makes a label a question: C?, C, right?"""
 
-_MARKERS = r"""no|nope|wait|hold\s+on|h+m+|er+|u[mh]+|actually|correction|corrected|scratch\s+that|strike\s+that
+_MARKERS = r"""no(?=\s*[,.:;!…—–-]|\s+(?:wait|sorry|actually|it|hold)(?!\w)|\s*\n)|nope|äh+m?|euh+
+    |(?:let's|let\s+us|i'll|i'd)\s+(?:go|say|pick|choose)|wait|hold\s+on|h+m+|er+|u[mh]+|actually|correction|corrected|scratch\s+that|strike\s+that
     |on\s+reflection
     |on\s+(?:second|further|closer)\s+(?:thoughts?|reflection|look|inspection)
     |(?:i\s+am\s+|i'm\s+|i\s+was\s+)?(?:just\s+|only\s+)?(?:kidding|joking)
@@ -163,7 +167,7 @@ def _ends(labels: str) -> str:
     others = rf"""\s*(?:[{labels}](?![A-Za-z])|while|though|although|which|being|like|too|unlike|however|for|on|by
         |in|and|or)(?!\w)"""
     return rf"""\)?(?:(?=\s*(?:[.;!?:)\]\n…]|$|[-–—]\s|입|です|だ|,(?!{others})))
-        |(?=\s+(?:is|was|would\s+be|seems|looks)\s+(?:the|right|correct|better|best|true|it)
+        |(?=\s+(?:is|was|would\s+be|seems|looks)\s+(?:the\s+(?:right|correct|answer|best|one|true)|right|correct|better|best|true|it)
             (?![a-z])(?!\s+(?:wrong|opposite)))
         |(?=\s+(?:instead|rather|because|since|after\s+all)(?![a-z])))"""
 
@@ -174,7 +178,7 @@ def corrections(labels: str) -> re.Pattern[str]:
     strong = r"""no|wait|hold\s+on|scratch\s+that|correction|oops|sorry|on\s+second\s+thoughts?
         |i\s+was\s+(?:wrong|mistaken)|nein|non|нет"""
     return _compile(
-        rf"""{_START}(?:(?:{_MARKERS})(?![a-z])\W{{0,6}}(?:(?:{_FILLERS})(?![a-z])\W{{0,6}}){{0,12}}
+        rf"""{_START}(?:(?:{_MARKERS})(?!(?-i:[a-z]))\W{{0,6}}(?:(?:{_FILLERS})(?!(?-i:[a-z]))\W{{0,6}}){{0,12}}
             |(?:{strong})(?![a-z])[^\n]{{0,100}}?(?:should\s+be|must\s+be|has\s+to\s+be|it's|it\s+is|one\s+is)\s+(?:option\s+|the\s+)?\(?)
         {standing(labels).pattern}{_ends(labels)}""",
     )
@@ -205,6 +209,8 @@ def hedges(labels: str) -> re.Pattern[str]:
         |{_START}(?:(?:but|and|although|though)\s+)?(?:(?:it|this|that|the\s+answer)\s+)?(?:could|might|may|can)\s+
             (?:(?:just\s+as|also|equally|well|possibly|easily|perhaps)\s+){{0,3}}be\s+(?:option\s+)?\(?{label}{no_but}{ends}
         |{_SENTENCE_START}(?:but\s+)?it(?:'s|\s+(?:is|should\s+be|must\s+be|has\s+to\s+be))\s+(?:option\s+)?\(?{label}{ends}
+        |^\W{{0,3}}\d{{1,3}}\s?\\?%[^\n]{{0,12}}?{label}
+        |{label}\s+(?:as\s+(?:a\s+|my\s+|the\s+)?)?(?:second|backup|fallback|alternative)(?![a-z])
         |{_SENTENCE_START}alternatively\W{{0,3}}(?:option\s+)?{label}{tail}
         |{label}\)?\s+(?:is|seems|(?:could|might|may|would)\s+(?:also\s+)?be)\s+(?:(?:also|equally|just\s+as)\s+)?(?:possible|plausible)
             (?!\s+(?:only|if|in|but|when)(?![a-z]))
@@ -227,7 +233,7 @@ def conditions(labels: str) -> re.Pattern[str]:
 
 UNIT = _compile(
     r"""(?:\d|°|º|\\circ|\^|\bdegrees?|\bdeg|\b(?:vitamin|hepatitis|appendix|schedule|section|class|grade|type|plan
-        |exhibit))[\ \t}]*$""",
+        |exhibit))(?:[\ \t}~]|\\[,;:!\ ])*$""",
 )
 """What makes the letter behind it a unit or a name: 20 C, 5 °C, vitamin C."""
 
@@ -259,7 +265,7 @@ def called_right(labels: str) -> re.Pattern[str]:
     return _compile(
         rf"""(?:(?<![A-Za-z])(?:option|choice|answer)\s*)?\(?{label}{_IS_RIGHT}
         |(?:只有|选项|選項|答案){{1,3}}\s*((?-i:[{labels}]))\s*(?:选项|選項|项|項)?\s*(?:是|为|為)?\s*(?:对|對|正确|正確)
-        |{label}\s*(?:选项|選項|项|項)\s*(?:是|为|為)?\s*(?:最)?(?:对的|對的|正确|正確|正解|答案)(?!\s*[吗嗎])
+        |{label}\s*(?:选项|選項|项|項)?\s*(?:是|为|為)?\s*(?:最)?(?:对的|對的|正确|正確|正解)(?:的|答案|选项)?(?=\s*(?:[.,;!]|$|\n))
         |{label}\)?\s*(?:번)?\s*[이가은는]\s*(?:정답|답|맞|옳)(?!\S{{0,2}}\s*아[니닙님])(?!\S{{0,2}}\s*지\s*않)
         |{label}\s*[がは]\s*(?:正解|正しい|答え)(?!\s*(?:では|じゃ|とは|わけ|か))
         |(?<![a-zäöü])(?:ist|wäre)\s+(?:Option\s+|Antwort\s+)?{label}\s+(?:richtig|korrekt|die\s+(?:richtige\s+)?(?:antwort|lösung))

@@ -42,6 +42,9 @@ MAX_TAIL = 20_000
 MAX_CLAIMS = 20
 """Of each kind; the last one counts, those before it only where it declares nothing."""
 
+MAX_SPANS = 200
+"""Mentions of options that are compared with each other; the last ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class Declared:
@@ -162,7 +165,7 @@ def _settled(claim: Claim, labels: str, texts: tuple[str, ...]) -> Declared:
         if new <= given and len(given) == 1:
             return claim.says
         return Declared(new, "a correction") if not QUESTION.match(rest[hits[-1].end() :]) else ASKED
-    if TAKEN_BACK.match(rest):
+    if TAKEN_BACK.match(rest) or (claim.rest[:1] != "\n" and NEGATED_AFTER.match(claim.rest)):
         return TAKEN
     hits = [m for m in hedges(labels).finditer(rest) if not _aside(rest, m.start(m.lastindex or 0), m.start())]
     hits += conditions(labels).finditer(rest)
@@ -177,7 +180,7 @@ def _own_text(rest: str, texts: tuple[str, ...], labels: str, label: str) -> tup
     after, own = rest[begin:], plain(texts[labels.index(label)]).strip(" .")
     if own and after[: len(own)].casefold() == own.casefold() and not after[len(own) : len(own) + 1].isalnum():
         return after[len(own) :], ""
-    phrase = re.split(r"[.!;)\]](?=\s|$)|\n", after, maxsplit=1)[0] if begin else ""
+    phrase = re.split(r"[.!;](?=\s|$)|[)\]\n]", after, maxsplit=1)[0] if begin else ""
     other = by_text(phrase, texts, labels) if len(phrase.strip()) > 1 else ""
     return rest, other if other != label and _text_key(phrase) != _text_key(own) else ""
 
@@ -270,7 +273,8 @@ def _segment(segment: str, labels: str, texts: tuple[str, ...]) -> tuple[Declare
             if TIES.match(between) and not _goes_on(between, sentence[other.end() :]):
                 listed.append(other.group(1))
                 at = other.end()
-        named = by_text(sentence[: first.start()].strip(" ([,-"), texts, labels)
+        before = re.sub(r"[\s(\[,-]+(?:option|choice|letter|i\.e\.,?)?[\s(\[,-]*$", "", sentence[: first.start()])
+        named = by_text(before, texts, labels)
         if named and named != given:
             return Declared(frozenset((named, *listed)), "a letter with the text of another option"), at, denied
         if len(set(listed)) > 1 or len({m.group(1) for m in found}) == 1 or _leads(sentence[: first.start()]):
@@ -286,7 +290,8 @@ def _segment(segment: str, labels: str, texts: tuple[str, ...]) -> tuple[Declare
 
 def _goes_on(between: str, after: str) -> bool:
     """Only a comma, and a new clause with the next label as its subject: C, A is a solid."""
-    clause = r"\s+(?:is|are|was|does|has|would|can|could|will|must)\s+(?!also|equally|possible|plausible|correct|right)"
+    verb = r"\s+(?:is|are|was|does|has|would|can|could|will|must|being)\s+"
+    clause = rf"{verb}(?!also|equally|possible|plausible|correct|right)"
     return not between.strip(" ,;") and re.match(clause, after) is not None
 
 
@@ -363,6 +368,7 @@ def by_text(text: str, texts: tuple[str, ...], labels: str, *, search: bool = Fa
         if len(option) < 3 or not re.search(r"[^\W\d_]{2}", option):
             continue
         spans += [(m.start(), m.end(), i) for m in re.finditer(rf"(?<!\w){re.escape(option)}(?!\w)", key)]
+    spans = sorted(spans)[-MAX_SPANS:]
     kept = [s for s in spans if not any(o != s and o[0] <= s[0] and s[1] <= o[1] and o[2] != s[2] for o in spans)]
     found = {i for start, _, i in kept if not _refused(key, start)}
     return labels[found.pop()] if len(found) == 1 else ""

@@ -158,6 +158,104 @@ DENIED = [
     "The answer is the opposite of C.", "정답은 C가 아닙니다", "答えはCではありません", "答案是C吗？", "La respuesta nunca es C",
     "Ответ не C.",
 ]  # fmt: skip
+PLAIN_TOO = [
+    "The answer is C. Note: D is possible only at high pressure.",
+    "Answer: C. One could argue for D, but C fits better.", "Answer: C. The answer D is a trap.",
+    "Answer: C, and not D", "Answer: C (not D)", "Answer: C. I considered D, but no.",
+    "Answer: C. Wait time is irrelevant here.", "Answer: C. No change in D is needed.",
+    "Answer: C. Sorry for the long text.",
+    "Answer: C\n\nReason: Option A: sugar is solid. Option B: oxygen burns. Option D: heavy.",
+    "The answer is C. However, D is close.", "The answer is C, whereas D is heavier.", "I would choose C over D.",
+    "My final choice is C.", "So, the correct answer is C.", "So the answer is (C) nitrogen.",
+    "Hence option C is correct.", "Hence, the correct option is C.", "Option (C) is the correct answer.",
+    "Thus, C is the best option.", "Final Answer: C. nitrogen", r"The final answer is $\boxed{C}$",
+    r"The final answer is $\boxed{\text{C}}$. I hope it is correct.", r"$$\boxed{C}$$", r"\[\boxed{\text{(C)}}\]",
+    "After eliminating A, B, and D, C remains, so the answer is C.", "Let's say x=3. Then the answer is C.",
+    "Suppose x = 3. Then the answer is C.", "Assume that the gas is ideal. The answer is C.",
+    "If the gas is ideal, C is correct.", "Is it D? No. The answer is C.", "Could it be D? No, the answer is C.",
+    "Maybe D? No: the answer is C.", "We can say the answer is C.", "It follows that the answer is C.",
+    "It is clear that the answer is C.", "It is obvious the answer is C.", "It is true that the answer is C.",
+    "I am confident that the answer is C.", "I am not sure why, but the answer is C.",
+    "I don't know the details, but the answer is C.", "I can't see any other option; the answer is C.",
+    "I'm not an expert, but I believe the answer is C.", "This doesn't match A, B or D, so the answer is C.",
+    "Not A. Not B. Not D. Answer: C", "None of the others work, so the answer is C.", "The only correct option is C.",
+    "Which one is right? C is right.", "The answer to this problem is clearly C.",
+    "Answer: (C), because 20 C is too cold.", "The temperature is 20 °C, so the answer is C.", "Answer is C :)",
+    "Answer: C ✓", "**C**.", "C, because nitrogen is inert.", "C because nitrogen is inert.",
+    "(C) because nitrogen is inert", "Option C", "option c", "The answer is option c.", "I'd say C.", "I say C",
+    "I go with C.", "I'll go with option C.", "I will go with C", "My answer is C", "My answer: C",
+    "Solution: The answer is C.", "Correct answer: C", "correct option: c", "Best answer: C.", "Ans: C", "Ans. C",
+    "The answer is C).", "The answer is C, or nitrogen.", "The answer is C or, in words, nitrogen.",
+    "Answer: C - nitrogen", "Answer: C — nitrogen", "Answer: C | nitrogen", "The answer is C and only C.",
+    "The answer is C. Done. No doubt.", "The answer is C. It's that simple.", "The answer is C. It is a gas.",
+    "The answer is C. That is a fact, D is not.", "The answer is C; it is D that burns.",
+    "The answer is C. Actually it's quite simple.", "Actually, the answer is C.", "Hmm, so the answer is C.",
+    "Wait. The answer is C.", "The answer is C. In fact, A and B are solids.",
+    "The answer is C. In fact D is the least likely.", "The answer is C. But why not D? Because D is heavier.",
+    "The answer is C. Why not D? It is heavier.", "The answer is C. What about D? No.",
+    "The answer is C. If D were right, the flame would die.", "The answer is C, while D is not.",
+    "The answer is C, unlike D.", "The answer is C, D being too heavy.", "The answer is C, followed by D in abundance.",
+    "The answer is C, given that A, B, and D are false.", "答案是C。因为D不正确。", "答案是C，因为A、B、D都不对。",
+    "答案：C。解析：A项错误；B项正确地描述了氧气，但不符合题意；D项错误。", "所以答案是C选项。", "因此答案为C。", "正确答案是（C）。", "我会选C。", "我选择C", "应选C项。", "故选：C",
+    "故选C．", "故选 C 。", "因此正确选项是C", "本题答案为C。", "C是正确的。", "C是正确答案。", "C正确。", "只有C是正确的", "如果温度升高，答案是C", "如果x=2，则选C",
+    "所以应该选C，而不是D", "D不对，所以选C", "Also ist die Antwort C.", "Die korrekte Antwort ist C, da D falsch ist.",
+    "Ich wähle C.", "Meine Antwort ist C.", "Richtig ist C.", "Antwort: C, nicht B",
+    "La bonne réponse est la réponse C.", "La réponse est C, car D est fausse.", "Je choisis C.",
+    "Donc la réponse est C.", "La respuesta correcta es C.", "La respuesta es la opción C, no la D.",
+    "Por lo tanto, la respuesta es C.", "Elijo C.", "La risposta giusta è la C.", "La risposta è C, non D.",
+    "Quindi la risposta è C.", "A resposta correta é a C.", "A resposta é C, não D.", "Portanto, a resposta é C.",
+    "Правильный ответ — C.", "Ответ: C, потому что D неверно.", "Ответ C.", "정답: C. 왜냐하면 D는 아니기 때문입니다.",
+    "정답은 C이고 D는 오답입니다.", "따라서 답은 C", "答えはC。Dは間違いです。", "したがって、答えはCです。", "正解はCで、Dではない。", "Het antwoord is C.", "Svar: C",
+    "Odpowiedź: C, nie D", "Doğru cevap C.", "Jawaban yang benar adalah C.", "Đáp án đúng là C.", "الإجابة هي ج",
+    "सही उत्तर C है",
+]  # fmt: skip
+NOT_C_EITHER = [
+    "The answer is C. Correction: the answer is D.", "Answer: C... or is it D?", "Answer: C. Hmm. D.",
+    "Answer: C. Wait... D!", "Answer: C. Never mind, D.", "Answer: C. I changed my mind: D.",
+    "Answer: C. Let's go with D instead.", "Answer: C. On reflection, D is better.", "Answer: C. Scratch that. D.",
+    "C. No, D.", "C, no, D", "(C) ... wait, (D)", "Answer: C, er, D", "Answer: C. My mistake, it's D.",
+    "Answer: C. That was a mistake; the correct one is D.", "Answer: C. Rather D.", "Answer: C, or rather D.",
+    "Answer: C, I mean D", r"\boxed{C} no, \boxed{D}", r"\boxed{C}, sorry, D", r"\boxed{C} is wrong.",
+    r"\boxed{C} is not the answer.", r"\boxed{C} or D", r"\boxed{C} (or D)", r"\boxed{C}, possibly D.", r"\boxed{C, D}",
+    r"\boxed{C \text{ maybe } D}", r"\boxed{\text{maybe C or D}}", r"\boxed{\neg C}", r"\boxed{\lnot C}",
+    r"\boxed{\text{anything but C}}", r"\boxed{\text{no C}}", "<answer>C. No, D</answer>", "<answer>C or D</answer>",
+    "<answer>C?</answer>", "<answer>anything but C</answer>", "The answer is C, D, or both.",
+    "Answer: C and possibly D", "Answer: C, but maybe D", "Answer: C, though D is possible",
+    "Answer: C, although it could be D", "Answer: C; alternatively, D", "Answer: C; D as a backup",
+    "Answer: C (60%), D (40%)", "Answer: C 50%, D 50%", "Answer: C first, D second",
+    "The answer is C with D as second choice.", "If x > 0, C; otherwise D.", "If x > 0 the answer is C, else it is D.",
+    "The answer depends: C or D", "The answer lies between C and D.", "I'm torn between C and D. Answer: C or D",
+    "It may be C", "The answer may be C or D", "Not C.", "The answer is surely not C.", "The answer is not option C.",
+    "The answer is not (C).", "The answer is none other but not C", "The answer will never be C.",
+    "I'd never choose C.", "I would never say the answer is C.", "I refuse to say the answer is C.",
+    "I highly doubt that the answer is C.", "There is no way the answer is C.", "It can't be that the answer is C.",
+    "It is wrong to say the answer is C.", "Many would say the answer is C.", "Some students think the answer is C.",
+    "A careless reader would say the answer is C.", "My friend claims the answer is C.", "He says the answer is C.",
+    "What if the answer is C?", "Perhaps the answer is C?", "Could the answer be C?", "Is C correct?",
+    "Is C the answer?", "If C is correct, then so is D.", "Had the answer been C, we would know.", "C is not correct.",
+    "C isn't correct.", "I don't think C is correct.", "I doubt that C is correct.", "Option C is hardly correct.",
+    "The answer is C, which is wrong.", "The answer is C. This is incorrect.", "The answer is C. False.",
+    "The answer is C — wrong!", "The answer is C (wrong)", "The answer is C. Not.", "答案不太可能是C", "答案并非C", "答案绝对不是C",
+    "答案是C或D", "答案是C，也可能是D", "答案可能是C也可能是D", "C是错的", "C不对", "C项错误", "我怀疑答案是C", "有人说答案是C", "也许答案是C？", "答案难道是C吗", "若选C则错",
+    "不应该选C", "不选C", "除C外都对", "答案是C或者是D", "正解はCかD", "答えはC以外です", "Cは正解ではない", "正解はCではない", "答えはCじゃない", "答えはCでしょうか",
+    "答えはCかもしれない", "정답은 C나 D입니다", "정답은 C이거나 D이다", "정답은 C가 아니에요", "정답은 C 혹은 D", "C는 정답이 아니다", "정답이 C일까요?", "C는 답이 아닙니다",
+    "Die Antwort ist auf keinen Fall C.", "Die Antwort ist nicht etwa C, sondern D.",
+    "Ich bezweifle, dass die Antwort C ist.", "Antwort: C oder D", "Die Antwort ist C? Nein.",
+    "Die Antwort ist C, äh, D.", "C ist nicht richtig.", "C ist falsch.", "La réponse n'est point C.",
+    "La réponse n'est sûrement pas C.", "La réponse est C ou bien D.", "C n'est pas la bonne réponse.",
+    "La réponse est sauf C", "Je doute que la réponse soit C.", "La respuesta no es la C.", "La respuesta jamás es C.",
+    "La respuesta es cualquiera menos C.", "C no es la respuesta correcta.", "Si la respuesta es C, entonces no.",
+    "La risposta non è la C.", "La risposta è C o D.", "Dubito che la risposta sia C.", "A resposta não é a C.",
+    "A resposta é C ou D.", "Duvido que a resposta seja C.", "Ответ: не C", "Ответ: C, нет, D", "Ответ: C либо D",
+    "Ответ точно не C.", "Сомневаюсь, что ответ C.", "Odpowiedź to nie C.", "Het antwoord is niet C.",
+    "Het antwoord is C of D.", "Svaret är C eller D.", "Jawaban: bukan C", "Đáp án không phải C", "الإجابة ليست ج",
+    "उत्तर C नहीं है", "Cevap kesinlikle C değil", "Answer: C. sugar", r"\boxed{\text{C. sugar}}", r"\boxed{C}: oxygen",
+    "The answer is C (carbon dioxide).", "The answer is C: oxygen.", "The correct option is (C) oxygen",
+    "<answer>(C) oxygen</answer>", "(C) oxygen", "C. oxygen", "C: oxygen", "Carbon dioxide (C)",
+    "The answer is sugar, i.e. C.", "Answer: oxygen, option C", "Answer:\nC. oxygen", "The answer is 12 C",
+    r"\boxed{12\,C}", r"\boxed{12\ \text{C}}", "The answer is 3.5 C", "The answer is about 20 degrees C.",
+    "The answer is 25 ºC", "The answer is −5 C", "答案是C，不对，应该是D", "答案是C。不，是D。",
+]  # fmt: skip
 # A letter and another option's text are two answers, and two answers are 0: reading either of them would pay a
 # reply that names two options, whichever it meant.
 CONTRADICTED = [
@@ -171,12 +269,12 @@ UNITS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("reply", PLAIN)
+@pytest.mark.parametrize("reply", [*PLAIN, *PLAIN_TOO])
 def test_ordinary_declarations_are_read(reply: str) -> None:
     assert correct(reply, "C", CHOICES).value == 1.0, correct(reply, "C", CHOICES)
 
 
-@pytest.mark.parametrize("reply", [*CORRECTED, *HEDGED, *DENIED, *CONTRADICTED, *UNITS])
+@pytest.mark.parametrize("reply", [*CORRECTED, *HEDGED, *DENIED, *CONTRADICTED, *UNITS, *NOT_C_EITHER])
 def test_what_is_corrected_hedged_denied_or_contradicted_is_not_c(reply: str) -> None:
     assert correct(reply, "C", CHOICES).value == 0.0, correct(reply, "C", CHOICES)
 
