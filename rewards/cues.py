@@ -72,7 +72,7 @@ DENIED = _compile(
 """What takes back the declaration that it leads up to: I doubt that (the answer is C)."""
 SUPPOSED = _compile(
     rf"""(?<![a-z])(?:
-      (?:if|whether|unless|suppose|supposing|assume|assuming|imagine|pretend|let'?s\s+say|granted|given|provided|wonder|even\s+though|had|were
+      (?:if|whether|unless|let|^\s*say|hypothetically,?|suppose|supposing|assume|assuming|imagine|pretend|let'?s\s+say|granted|given|provided|wonder|even\s+though|had|were
         |perhaps|maybe|asks?)
       |(?<!\bi\s)(?<!\bwe\s)(?:might|may|could|would)\s+(?:say|claim|argue|answer)
       |(?:might|may|could|would)\s+(?:\w+\s+)?(?:think|believe|guess|expect|suppose|assume|imagine|be\s+tempted\s+to\s+\w+)
@@ -96,9 +96,9 @@ OTHERWISE = _compile(
 _COPULAS = r"es|è|é|est|ist|is|jest|la|le|l'|el|il|die|der|das|de|a|o|opción|opção|opzione|por"
 NEGATED_BEFORE = _compile(
     rf"""(?:\bnot(?!\s+only)|\bno(?=\s+$)|\\l?n(?:eg|ot)|¬|n't|\bcannot|\bnever|\bneither|\bnor|\brul(?:e|es|ed|ing)\s+out|\beliminat\w*|\bexclud\w*|\breject\w*
-    |\binstead\s+of|\brather\s+than|\bexcept(?:\s+for)?|\bwrong|\bincorrect|\bfalse|\bunlike(?:ly)?|\bimpossible
+    |\binstead\s+of|\brather\s+than|\bexcept(?:\s+for)?|\b(?:wrong|incorrect|false)(?!\s*[,;])|\bunlike(?:ly)?|\bimpossible
     |\b(?:any|every|no)thing\s+but|\ball\s+but|\banyone\s+but|\bfar\s+from|\bhardly|\bscarcely|\bbarely|\bnowhere\s+near
-    |\bopposite\s+(?:of|to)|\bother\s+than|\bdifferent\s+(?:from|to|than)|\bapart\s+from|\baside\s+from|\bbesides|\bby\s+no\s+means
+    |\b(?:opposite|reverse|inverse)\s+(?:of|to)|\bleast\s+likely|\bother\s+than|\bdifferent\s+(?:from|to|than)|\bapart\s+from|\baside\s+from|\bbesides|\bby\s+no\s+means
     |\bno\s+longer|\bno\s+way|\bopposed\s+to|\bwithout|\bbut\s+not|\bminus
     |不是|并非|並非|不选|不選|排除|不可能是?|不太可能是?|不会是|不會是|不能是|不应是|绝非|絕非|除了|除去|除|而非|并不
     |\bnicht|\bkein\w*|\bnie(?:mals)?|\balles\s+(?:außer|ausser|andere\s+als)|\bniet|\bnooit|\binte|\bikke|\baldrig
@@ -145,7 +145,8 @@ QUESTION = _compile(
 _MARKERS = r"""no(?=\s*[,.:;!…—–-]|\s+(?:wait|sorry|actually|it|hold)(?!\w)|\s*\n)|nope|äh+m?|euh+
     |(?:let's|let\s+us|i'll|i'd)\s+(?:go|say|pick|choose)|wait|hold\s+on|h+m+|er+|u[mh]+|actually|correction|corrected|scratch\s+that|strike\s+that
     |on\s+reflection
-    |on\s+(?:second|further|closer)\s+(?:thoughts?|reflection|look|inspection)
+    |upon\s+reflection|but\s+now|well|(?:thinking|looking)\s+again|i\s+misread[^.\n]{0,20}|i\s+now|now
+    |(?:up)?on\s+(?:second|further|closer)\s+(?:thoughts?|reflection|look|inspection)
     |(?:i\s+am\s+|i'm\s+|i\s+was\s+)?(?:just\s+|only\s+)?(?:kidding|joking)
     |jk|sorry|oops|whoops|ah|oh|my\s+(?:bad|mistake)|apologies|rather|i\s+mean|i\s+meant|i\s+take\s+(?:that|it)\s+back
     |let\s+me\s+(?:correct|rephrase|revise|fix)\s+(?:that|this|it|myself)|instead|make\s+(?:that|it)|edit|update|never\s*mind|in\s+fact
@@ -203,14 +204,14 @@ def hedges(labels: str) -> re.Pattern[str]:
     no_but = r"(?!\)?[\s,]*(?:but|however|yet)(?![a-z]))"
     return _compile(
         rf"""^[^\w\n]{{0,6}}\n{{0,2}}[^\w\n]{{0,4}}
-            (?:(?:although|though|and|but)\s+)?(?:{_OR}|failing\s+that|maybe|perhaps|possibly|(?:my\s+)?second\s+(?:choice|guess)|backup|fallback
-              |then\s+again)(?![a-z])\W{{0,4}}(?:(?:maybe|perhaps|possibly|probably|even|also|else|it|is|be|could|might|the|option|then)(?![a-z])
+            (?:(?:although|though|and|but)\s+)?(?:{_OR}|failing\s+that|(?:along|together)\s+with|maybe|perhaps|possibly|(?:my\s+)?second\s+(?:choice|guess)|backup|fallback
+              |then\s+again)(?![a-z])\W{{0,4}}(?:(?:maybe|perhaps|possibly|probably|even|also|else|it|is|be|could|might|the|option|then|failing|that)(?![a-z])
               \W{{0,4}}){{0,5}}{label}{tail}
         |{_START}(?:(?:but|and|although|though)\s+)?(?:(?:it|this|that|the\s+answer)\s+)?(?:could|might|may|can)\s+
             (?:(?:just\s+as|also|equally|well|possibly|easily|perhaps)\s+){{0,3}}be\s+(?:option\s+)?\(?{label}{no_but}{ends}
         |{_SENTENCE_START}(?:but\s+)?it(?:'s|\s+(?:is|should\s+be|must\s+be|has\s+to\s+be))\s+(?:option\s+)?\(?{label}{ends}
         |^\W{{0,3}}\d{{1,3}}\s?\\?%[^\n]{{0,12}}?{label}
-        |{label}\s+(?:as\s+(?:a\s+|my\s+|the\s+)?)?(?:second|backup|fallback|alternative)(?![a-z])
+        |{label}\s+(?:as\s+(?:a\s+|my\s+|the\s+)?)?(?:second\s+(?:choice|guess|best)|second(?=\s*(?:[.,;!]|$))|backup|fallback|alternative)(?![a-z])
         |{_SENTENCE_START}alternatively\W{{0,3}}(?:option\s+)?{label}{tail}
         |{label}\)?\s+(?:is|seems|(?:could|might|may|would)\s+(?:also\s+)?be)\s+(?:(?:also|equally|just\s+as)\s+)?(?:possible|plausible)
             (?!\s+(?:only|if|in|but|when)(?![a-z]))
@@ -226,8 +227,11 @@ def conditions(labels: str) -> re.Pattern[str]:
     return _compile(
         rf"""^[ ,)]{{0,3}}(?:only\s+)?(?:if|when|wenn|falls|si|se|если|for|in\s+case|provided|assuming)
             (?![a-z])[^.\n]{{1,100}}?
-            (?:(?:otherwise|else|sonst|sinon|иначе)\W{{0,3}}{label}|{label}\s+(?:if|when|for|otherwise|else|in\s+case|wenn|si|se|если)(?![a-z]))
-        |^[\s,;)]{{0,3}}(?:unless|(?:only\s+)?(?:if|when))(?![a-z])[^.\n]{{0,60}}?{label}""",
+            (?:(?:otherwise|else|sonst|sinon|иначе)\W{{0,3}}{label}|{label}\s+(?:if|when|for|otherwi
+                se|else|in\s+case|wenn|si|se|если)(?![a-z]))
+        |^[ ,;)]{{0,3}}(?:\.{{3}}|…)?[ ]{{0,2}}(?:unless|only\s+(?:if|when)
+                |assuming|provided|if(?=\s+(?:not\s+)?{label}))(?![a-z])
+            [^.\n]{{0,60}}?{label}""",
     )
 
 

@@ -234,7 +234,7 @@ def _boxed(text: str, labels: str, texts: tuple[str, ...]) -> Iterator[Claim]:
         read = [_in_box(unboxed(box.content), labels, texts) for box in run[-MAX_CLAIMS:]]
         if any(read):
             where = "the box" if len(run) == 1 else "several boxes"
-            yield Claim(run[-1].start, Declared(frozenset("".join(read)), where), plain(text[run[-1].end :]))
+            yield Claim(run[-1].start, Declared(frozenset("".join(read)), where), MARKUP.sub("", text[run[-1].end :]))
 
 
 def _in_box(content: str, labels: str, texts: tuple[str, ...]) -> str:
