@@ -14,12 +14,20 @@ from slmgrpo.recipe import Grading, Recipe
 
 
 def targets_of(
-    texts: Sequence[str], against: str | None, *, base: str | None, alone: bool, out: Path | None, scales: str | None
+    texts: Sequence[str],
+    against: str | None,
+    *,
+    base: str | None = None,
+    alone: bool = False,
+    out: Path | None = None,
+    scales: str | None = None,
+    headroom: bool = False,
 ) -> tuple[list[Target], str | None]:
     """(targets, the one to compare with first; its label, None for no comparison).
 
     No text: the newest run. One target with an adapter is compared with its base, unless `alone` or `against` says
-    otherwise. scales: that target at each of them, compared with its scale 0 where that is among them.
+    otherwise. scales: that target at each of them, compared with its scale 0 where that is among them. headroom: in
+    folders of their own, since training rows are no evaluation.
     """
     chosen = [targets.parse(text, base=base) for text in texts or [str(targets.newest_run())]]
     opponent: Target | None = None
@@ -40,6 +48,8 @@ def targets_of(
     label = None if opponent is None else apart[everything.index(opponent)].label
     if out is not None:
         apart = [replace(target, home=out / target.label.replace(":", "-")) for target in apart]
+    elif headroom:
+        apart = [replace(target, home=target.home.parent / "headroom" / target.home.name) for target in apart]
     return apart, label
 
 

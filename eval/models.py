@@ -21,7 +21,7 @@ class Bench:
     """One base model with the adapters of several targets, by transformers and PEFT on any device."""
 
     def __init__(self, base: Base, targets: Sequence[Target]) -> None:
-        with _quiet():
+        with quiet():
             self.model, self.tokenizer = load_base(base)
             self._names: dict[Path, str] = {}
             for target in targets:
@@ -59,7 +59,7 @@ class Bench:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Library chatter goes to the log, not between the tables."""
     text = io.StringIO()
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 
 class _RunByDefault(TyperGroup):
-    """`slmgrpo eval TARGET` is `slmgrpo eval run TARGET`: what is no subcommand is a target."""
+    """`slmgrpo eval TARGET` is `slmgrpo eval run TARGET`: what is no subcommand, or a run of that name, is a target."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] not in ("--help", "-h")):
+        known = bool(args) and args[0] in (*self.commands, "--help")
+        if not known or (Path(args[0]) / "recipe.json").is_file():
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
@@ -86,7 +87,9 @@ def run(
     from slmgrpo.eval import evaluate as evaluating
     from slmgrpo.recipe import Grading
 
-    chosen, opponent = choose.targets_of(targets or [], against, base=base, alone=alone, out=out, scales=scales)
+    chosen, opponent = choose.targets_of(
+        targets or [], against, base=base, alone=alone, out=out, scales=scales, headroom=headroom
+    )
     loaded, own_grading = choose.suites_of(suite or [], recipe, chosen, headroom=headroom)
     grading = own_grading or Grading()
     if sandbox:
@@ -215,6 +218,26 @@ def suites(
         suite = packaged.find(name)[0].suite
         mark = "" if suite.verified else " (not verified)"
         typer.echo(f"{name:<17} {suite.group:<6} {suite.description}{mark}")
+
+
+def export(
+    target: Annotated[str, typer.Argument(help="RUN, RUN:best, RUN:STEP; @0.5 behind it scales it.", metavar="RUN")],
+    to: Annotated[Literal["adapter", "merged"], typer.Option(help="The adapter alone, or merged into its base.")],
+    out: Annotated[Path, typer.Option(help="The new folder.", metavar="DIR")],
+) -> None:
+    """Write a run's result with a model card, and check that it says what the run says.
+
+    Example: `slmgrpo export runs/mine --to merged --out mine`
+    """
+    from slmgrpo.eval.targets import parse
+    from slmgrpo.export import export as write
+
+    with _Watch() as watch:
+        done = write(parse(target), to, out, stage=watch.stage)
+    typer.echo(f"{done.folder}: {done.equal} of {done.checked} greedy outputs equal the run's ({done.dtype})")
+    typer.echo(
+        f"next: slmgrpo eval {done.folder} --suite NAME" if done.form == "merged" else f"card: {done.folder}/README.md"
+    )
 
 
 def _pairs(found: list[Evaluated], opponent: str | None) -> list[tuple[Evaluated, Evaluated]]:

@@ -14,31 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trained_run import SLMGRPO, slmgrpo, trained_run
 
 from slmgrpo.errors import RecipeError
 from slmgrpo.eval import choose, evaluate, store, suites, table, targets
 from slmgrpo.eval.compare import compare
 from slmgrpo.recipe import Grading
 
-SLMGRPO = [sys.executable, "-m", "slmgrpo"]
-TRAINED = [
-    *("--set", "train.steps=12", "--set", "optimizer.lr_scheduler_type=constant"),
-    *(f"--set=data.heldout.{i}.limit=40" for i in range(3)),
-]
 GRADING = Grading(workers=1, sandbox="best")
-
-
-def slmgrpo(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [*SLMGRPO, *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which a run was trained and `slmgrpo eval` was typed."""
     folder = tmp_path_factory.mktemp("eval")
-    done = slmgrpo("train", "quickstart", *TRAINED, "--out", "runs/first", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
+    shutil.copytree(trained_run(), folder / "runs/first")
     done = slmgrpo("eval", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder / "shown.txt").write_text(done.stdout)
@@ -110,7 +100,7 @@ def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def evaluated(
     *texts: str, out: Path, suite: str = "tiny_math", watcher: evaluate.Watcher | None = None, **options: Any
 ) -> list[store.Evaluated]:
-    chosen, _ = choose.targets_of(texts, None, base=None, alone=True, out=out, scales=None)
+    chosen, _ = choose.targets_of(texts, None, alone=True, out=out)
     settings = evaluate.Options(**{"limit": 12, "grading": GRADING, **options})
     return evaluate.evaluate(chosen, suites.find(suite), settings, watcher or evaluate.Silent())
 
@@ -209,21 +199,22 @@ def test_best_of_n_by_a_rule_is_scored_beside(here: Path, tmp_path: Path) -> Non
 
 
 def test_headroom_is_looked_for_on_training_rows(here: Path, tmp_path: Path) -> None:
-    chosen, _ = choose.targets_of(["tiny"], None, base=None, alone=True, out=tmp_path, scales=None)
+    chosen, _ = choose.targets_of(["tiny"], None, headroom=True)
     loaded, grading = choose.suites_of([], "quickstart", chosen, headroom=True)
     options = evaluate.Options(samples=4, greedy=True, limit=10, grading=grading)
     shown = table.text("headroom", table.headroom_table(evaluate.evaluate(chosen, loaded, options, evaluate.Silent())))
+    assert (here / "evals/tiny/headroom/model/train_math/samples.jsonl").is_file()
     assert re.search(r"train_math +tiny +\d+\.\d \[.*\+\d+\.\d \[", shown)
     assert "train_code" in shown
     assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_scales_are_compared_with_the_scale_0(here: Path) -> None:
-    chosen, opponent = choose.targets_of(["runs/first"], None, base=None, alone=False, out=None, scales="0,0.5,1")
+    chosen, opponent = choose.targets_of(["runs/first"], None, scales="0,0.5,1")
     assert [target.label for target in chosen] == ["step_12@0", "step_12@0.5", "step_12"]
     assert opponent == "step_12@0"
     with pytest.raises(RecipeError, match="each lies between 0"):
-        choose.targets_of(["runs/first"], None, base=None, alone=False, out=None, scales="0,2")
+        choose.targets_of(["runs/first"], None, scales="0,2")
 
 
 # Saved samples
