@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from slmgrpo.eval import stats
 from slmgrpo.eval.samples import at_budget
 from slmgrpo.eval.scores import correct_by_problem
 from slmgrpo.eval.stats import Difference
-from slmgrpo.eval.store import Evaluated
+from slmgrpo.eval.store import Evaluated, find
 from slmgrpo.run import write_text
 
 SAME = ("suite_digest", "rows_digest", "samples", "greedy", "budgets", "temperature", "top_p", "top_k", "stop")
@@ -57,6 +57,36 @@ def compare(pairs: Sequence[tuple[Evaluated, Evaluated]]) -> list[Comparison]:
         Comparison(a.suite, budget, a.label, b.label, difference, p, won, lost)
         for (a, b, budget, difference, won, lost), p in zip(found, corrected, strict=True)
     ]
+
+
+def saved_pairs(a: Path, bs: Sequence[Path]) -> tuple[list[Evaluated], list[tuple[Evaluated, Evaluated]]]:
+    """(all, pairs) of the suites that folders with saved evaluations share, each named by its folder."""
+    sides = [_side(path) for path in (a, *bs)]
+    names = [_name(path) for path in (a, *bs)]
+    if len(set(names)) < len(names):
+        names = [f"{chr(ord('A') + i)}" for i in range(len(names))]
+    labelled = [[replace(one, label=name) for one in side] for side, name in zip(sides, names, strict=True)]
+    before = {one.suite: one for one in labelled[0]}
+    pairs = [(before[one.suite], one) for side in labelled[1:] for one in side if one.suite in before]
+    if not pairs:
+        there = [", ".join(sorted({one.suite for side in part for one in side})) for part in (sides[:1], sides[1:])]
+        raise RecipeError(f"{a} and {bs[0]} share no suite: {there[0]} and {there[1]}")
+    shared = {after.suite for _, after in pairs}
+    return [one for side in labelled for one in side if one.suite in shared], pairs
+
+
+def _side(path: Path) -> list[Evaluated]:
+    found = find(path)
+    if len({one.suite for one in found}) < len(found):
+        homes = ", ".join(sorted({str(one.folder.parent) for one in found}))
+        raise RecipeError(f"{path}: holds several targets; give one of {homes}")
+    return found
+
+
+def _name(path: Path) -> str:
+    """`mine/step_60` for runs/mine/eval/step_60."""
+    parts = list(path.absolute().parts)
+    return f"{parts[-3]}/{parts[-1]}" if len(parts) > 2 and parts[-2] == "eval" else parts[-1]
 
 
 def _check_alike(a: Evaluated, b: Evaluated) -> None:

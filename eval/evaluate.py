@@ -220,11 +220,11 @@ def _run(
         temperature=settings["temperature"], top_p=settings["top_p"], top_k=settings["top_k"], stop=settings["stop"]
     )
     grader = Grader(unit.problems, pool, max_error_rate=options.grading.max_error_rate)
-    saved = store.saved_completions(unit.folder)
-    for one in saved:
-        _submit(one, settings["budgets"], bench.tokenizer, grader)
-    done, total = position[0] + len(saved), position[1]
-    with bench.turned_into(unit.target) as model, (unit.folder / store.PARTIAL).open("a", encoding="utf-8") as file:
+    done, total = position
+    with store.partial(unit.folder) as (file, saved), bench.turned_into(unit.target) as model:
+        for one in saved:
+            _submit(one, settings["budgets"], bench.tokenizer, grader)
+        done += len(saved)
         for one in complete_within_memory(
             unit.problems,
             unit.ask,

@@ -22,6 +22,8 @@ class Bench:
 
     def __init__(self, base: Base, targets: Sequence[Target]) -> None:
         with quiet():
+            import peft.tuners.lora.layer  # noqa: F401  the engine needs it; its bitsandbytes speaks up when imported
+
             self.model, self.tokenizer = load_base(base)
             self._names: dict[Path, str] = {}
             for target in targets:

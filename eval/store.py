@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from slmgrpo.errors import RecipeError
 from slmgrpo.eval import scores
@@ -62,19 +64,25 @@ def open_folder(folder: Path, settings: Mapping[str, Any], suite: Mapping[str, A
         )
 
 
-def saved_completions(folder: Path) -> list[Written]:
-    """What an interrupted evaluation has written; a half line at the end is cut off."""
+@contextmanager
+def partial(folder: Path) -> Iterator[tuple[TextIO, list[Written]]]:
+    """The file that takes completions as they come, and those of an interrupted evaluation; one process at a time."""
     path = folder / PARTIAL
-    if not path.is_file():
-        return []
-    lines = read_lines(path)
-    write_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    return [
-        Written(
-            line["id"], line["member"], line["greedy"], tuple(line["token_ids"]), line["text"], line["finish_reason"]
-        )
-        for line in lines
-    ]
+    with path.open("a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RecipeError(
+                f"{folder}: another process is evaluating into this folder; wait for it, or use --out"
+            ) from None
+        raw = path.read_bytes()
+        file.truncate(raw.rfind(b"\n") + 1)  # a half line at the end
+        yield file, [_written(line) for line in read_lines(path)]
+
+
+def _written(line: Mapping[str, Any]) -> Written:
+    ids = tuple(line["token_ids"])
+    return Written(line["id"], line["member"], line["greedy"], ids, line["text"], line["finish_reason"])
 
 
 def completion_line(one: Written) -> str:

@@ -84,6 +84,18 @@ def notes(evaluated: Sequence[Evaluated], comparisons: Sequence[Comparison]) -> 
     yield from remarks(comparisons)
 
 
+def over_runs(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """The mean change of several runs that differ by their seed, with Student's interval over runs."""
+    groups: dict[tuple[str, int], list[float]] = {}
+    for one in comparisons:
+        groups.setdefault((one.suite, one.budget), []).append(one.difference.value)
+    for (suite, budget), values in groups.items():
+        if len(values) > 1:
+            found = stats.over_seeds(values)
+            shown = f"{100 * found.value:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+            yield f"{suite} at {budget} tokens: {shown} points over {len(values)} runs"
+
+
 def text(title: str, table: Table) -> str:
     """Aligned columns under a title; numbers to the left edge of their column."""
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]

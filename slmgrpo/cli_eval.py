@@ -14,6 +14,7 @@ from slmgrpo.errors import RecipeError
 from slmgrpo.interrupt import Interrupted, Interrupts
 
 if TYPE_CHECKING:
+    from slmgrpo.eval.compare import Comparison
     from slmgrpo.eval.store import Evaluated
     from slmgrpo.eval.targets import Target
 
@@ -146,33 +147,20 @@ def show(
 @eval_app.command()
 def compare(
     a: Annotated[Path, typer.Argument(help="The evaluations to compare with.", metavar="A")],
-    b: Annotated[Path, typer.Argument(help="The evaluations to compare.", metavar="B")],
+    b: Annotated[list[Path], typer.Argument(help="The evaluations to compare, one folder for each seed.", metavar="B")],
     as_markdown: MarkdownOption = False,
 ) -> None:
-    """Compare two saved evaluations problem by problem, without a model.
+    """Compare saved evaluations problem by problem, without a model; several of one kind also over their seeds.
 
     Example: `slmgrpo eval compare runs/mine/eval/base runs/mine/eval/step_60`
     """
-    from dataclasses import replace
+    from slmgrpo.eval import compare as comparing
+    from slmgrpo.eval import table
 
-    from slmgrpo.eval import store
-
-    left, right = store.find(a), store.find(b)
-    pairs = []
-    for one in left:
-        matching = [other for other in right if other.suite == one.suite]
-        if matching:
-            pairs.append((one, matching[0]))
-    if not pairs:
-        raise RecipeError(f"{a} and {b} share no suite: {_names(left)} and {_names(right)}")
-    for side, path in ((left, a), (right, b)):
-        if len({one.suite for one in side}) < len(side):
-            raise RecipeError(f"{path}: holds several targets; give one of {_homes(side)}")
-    if any(one.label == other.label for one, other in pairs):
-        pairs = [(replace(one, label="A"), replace(other, label="B")) for one, other in pairs]
-        typer.echo(f"A: {a}\nB: {b}")
-    found = [one for pair in pairs for one in pair]
-    _print(found, pairs, [], as_markdown)
+    found, pairs = comparing.saved_pairs(a, b)
+    comparisons = _print(found, pairs, [], as_markdown)
+    for sentence in table.over_runs(comparisons):
+        typer.echo(f"- {sentence}" if as_markdown else _wrapped(sentence))
 
 
 @eval_app.command()
@@ -247,7 +235,7 @@ def _pairs(found: list[Evaluated], opponent: str | None) -> list[tuple[Evaluated
 
 def _print(
     found: list[Evaluated], pairs: list[tuple[Evaluated, Evaluated]], chosen: list[Target], as_markdown: bool
-) -> None:
+) -> list[Comparison]:
     from slmgrpo.eval import compare as comparing
     from slmgrpo.eval import table
 
@@ -263,6 +251,7 @@ def _print(
         typer.echo(f"- {note}" if as_markdown else _wrapped(note))
     for home in sorted({str(one.folder.parent) for one in found}):
         typer.echo(f"samples: {home}")
+    return comparisons
 
 
 def _print_headroom(found: list[Evaluated], as_markdown: bool) -> None:
@@ -285,14 +274,6 @@ def _wrong(one: Evaluated, line: dict[str, Any]) -> str:
     text = line["text"] if len(line["text"]) <= 1500 else f"... {line['text'][-1500:]}"
     head = f"--- {one.label} {one.suite} {line['id']}: {line['status']}, read {line['read']!r}, gold {line['gold']!r}"
     return f"\n{head}\n{line.get('question', '')}\n> {text}\n{why}"
-
-
-def _names(found: list[Evaluated]) -> str:
-    return ", ".join(sorted({one.suite for one in found}))
-
-
-def _homes(found: list[Evaluated]) -> str:
-    return ", ".join(sorted({str(one.folder.parent) for one in found}))
 
 
 def _sandbox(text: str) -> str:

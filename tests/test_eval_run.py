@@ -88,6 +88,10 @@ def test_what_is_saved_is_whole(place: Path) -> None:
     assert json.loads((folder / "settings.json").read_text())["first_prompt"].endswith("<|assistant|>")
 
 
+def shown_by_eval(place: Path) -> str:
+    return (place / "shown.txt").read_text()
+
+
 # In one process
 
 
@@ -172,6 +176,13 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(here: Path, tmp_path: Pa
     assert not (cut / "completions.jsonl").exists()
 
 
+def test_two_processes_do_not_evaluate_into_one_folder(here: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tiny/tiny_math"
+    folder.mkdir(parents=True)
+    with store.partial(folder), pytest.raises(RecipeError, match="another process is evaluating"):
+        evaluated("tiny", out=tmp_path)
+
+
 def test_a_signal_keeps_what_is_written(place: Path, tmp_path: Path) -> None:
     command = [*SLMGRPO, "eval", str(place / "runs/first"), "--suite", "tiny_math", "--samples", "16", "--alone"]
     command += ["--limit", "400", "--out", "out", "--batch-tokens", "2000"]
@@ -231,9 +242,11 @@ def test_compare_needs_no_model_and_gives_what_eval_gave(place: Path) -> None:
     base, tuned = place / "runs/first/eval/base", place / "runs/first/eval/step_12"
     done = slmgrpo("eval", "compare", base, tuned, cwd=place)
     assert done.returncode == 0, done.stderr
-    title = "heldout_math: 40 problems, greedy"
-    tables = [text.partition(title)[2].splitlines()[:6] for text in (done.stdout, (place / "shown.txt").read_text())]
-    assert tables[0] == tables[1]
+    found = [re.findall(r"(?:32|128) +(?:first/)?step_12 +(.*)", text) for text in (done.stdout, shown_by_eval(place))]
+    assert sorted(found[0]) == sorted(found[1])
+    assert len(found[0]) == 6
+    twice = slmgrpo("eval", "compare", base, tuned, shutil.copytree(tuned, place / "other"), cwd=place)
+    assert re.search(r"heldout_math at 32 tokens: (\+\d+\.\d) \[\1, \1\] points over 2 runs", twice.stdout)
     alone = slmgrpo("eval", "compare", place / "runs/first", tuned, cwd=place)
     assert alone.returncode == 2
     assert "holds several targets; give one of" in alone.stderr
