@@ -55,7 +55,8 @@ def load(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Loaded:
         raise _error(path, problems)
     if not recipe.name:
         recipe = recipe.model_copy(update={"name": path.stem})
-    return Loaded(recipe, dict(_origins(resolved(recipe), tree)), path)
+    origins = dict(_origins(resolved(recipe), tree))
+    return Loaded(_placed(recipe, origins, path.parent), origins, path)
 
 
 def _unwritable(tree: Spot, key: Key = ()) -> Iterator[Problem]:
@@ -215,6 +216,19 @@ def _rebased(tree: Spot, chain: list[tuple[Path, Spot]], child: Path) -> Spot:
         return spot
 
     return visit(tree)
+
+
+def _placed(recipe: Recipe, origins: dict[str, str], folder: Path) -> Recipe:
+    """`./` and `../` of a model or adapter start at the recipe's folder, of a `--set` at the working directory."""
+
+    def place(key: str, text: str) -> str:
+        if origins.get(key) == "--set" or not text.startswith(("./", "../")):
+            return text
+        return str((folder / text).resolve())
+
+    model = recipe.model.model_copy(update={"id": place("model.id", recipe.model.id)})
+    adapter = recipe.adapter and place("adapter", recipe.adapter)
+    return recipe.model_copy(update={"model": model, "adapter": adapter})
 
 
 # Overrides

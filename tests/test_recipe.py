@@ -539,6 +539,19 @@ def test_a_shorthand_model_meets_the_parents_mapping() -> None:
     assert (model.id, model.dtype) == ("c/d", "float32")
 
 
+def test_a_models_path_starts_at_the_recipe_and_that_of_an_override_where_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text("extends: quickstart\nmodel: ./weights\nadapter: ../runs/a\n")
+    monkeypatch.chdir(tmp_path)
+    recipe = load("recipes/mine.yaml").recipe
+    assert (recipe.model.id, recipe.adapter) == (str(folder / "weights"), str(tmp_path / "runs" / "a"))
+    assert load("recipes/mine.yaml", ["model.id=./other"]).recipe.model.id == "./other"
+    assert load("recipes/mine.yaml", ["model.id=tiny"]).recipe.model.id == "tiny"
+
+
 def test_relative_paths_of_a_parent_start_at_the_parents_folder() -> None:
     write("data: {train: [{source: 'file:d/x.jsonl'}]}\nrewards: [{use: './rule.py:f'}]\n", "base/parent.yaml")
     text = "extends: ../base/parent.yaml\nmodel: tiny\ntrain: {steps: 1}\n"
