@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from slmgrpo import prompts
 from slmgrpo.errors import PlanError, RecipeError
 from slmgrpo.eval.targets import Base, Target
-from slmgrpo.model import locate
-
-log = logging.getLogger("slmgrpo")
+from slmgrpo.model import load_plain, quiet
 
 
 class Bench:
@@ -60,50 +56,20 @@ class Bench:
                 layer.scaling[name] = scaling
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Library chatter goes to the log, not between the tables."""
-    text = io.StringIO()
-    try:
-        with redirect_stdout(text), redirect_stderr(text):
-            yield
-    finally:
-        for line in filter(None, (part.strip() for part in text.getvalue().splitlines())):
-            log.debug("%s", line)
-
-
 def load_base(base: Base) -> tuple[Any, Any]:
     """(model, tokenizer) with the base's merged adapters folded in and its chat template set."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-    model, cuda = base.model, torch.cuda.is_available()
-    if model.load_in_4bit and not cuda:
+    model = base.model
+    if model.load_in_4bit and not torch.cuda.is_available():
         raise PlanError(f"{model.id}: the run trained on 4-bit weights, which need CUDA to be evaluated")
-    automatic = torch.bfloat16 if cuda else torch.float32
-    dtype = automatic if model.dtype == "auto" else getattr(torch, model.dtype)
-    quantization = None
-    if model.load_in_4bit:
-        quantization = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
-        )
-    source = locate(model.id)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=model.revision)
-        loaded = AutoModelForCausalLM.from_pretrained(
-            source,
-            dtype=dtype,
-            revision=model.revision,
-            device_map=torch.cuda.current_device() if cuda else "cpu",
-            quantization_config=quantization,
-        )
+        loaded, tokenizer = load_plain(model)
     except OSError as error:
         first = str(error).strip().splitlines()[0]
         raise RecipeError(
             f"{model.id}: cannot be loaded ({first}); give a folder, or a hub id where the hub can be reached"
         ) from None
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
     prompts.set_chat_template(tokenizer, model, base.folder)
     for number, adapter in enumerate(base.merged):
         loaded = add_adapter(loaded, adapter, f"merged_{number}").merge_and_unload()

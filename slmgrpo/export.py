@@ -118,7 +118,7 @@ def _greedy(model: Any, tokenizer: Any, asked: Sequence[tuple[int, tuple[int, ..
 
 def _save_merged(model: Any, folder: Path) -> None:
     """Fold the active adapter into the weights and save them; the model in memory is the merged one from here on."""
-    from slmgrpo.eval.models import quiet
+    from slmgrpo.model import quiet
 
     with quiet():
         model.merge_and_unload().save_pretrained(str(folder))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from slmgrpo.errors import PlanError, RecipeError, RunError
-from slmgrpo.recipe import Lora, Recipe
+from slmgrpo.recipe import Lora, Model, Recipe
 
 log = logging.getLogger(__name__)
 
@@ -70,20 +70,19 @@ def load(recipe: Recipe, *, max_length: int) -> Policy:
             import unsloth  # noqa: F401  must come before transformers and peft
     import torch
 
-    cuda = torch.cuda.is_available()
-    if recipe.model.load_in_4bit and not cuda:
+    if recipe.model.load_in_4bit and not torch.cuda.is_available():
         raise PlanError("model.load_in_4bit: bitsandbytes' 4-bit training needs CUDA; set model.load_in_4bit=false")
-    dtype = {"auto": torch.bfloat16 if cuda else torch.float32}.get(recipe.model.dtype) or getattr(
-        torch, recipe.model.dtype
-    )
     try:
         with quiet():
-            load_base = _load_unsloth if recipe.model.backend == "unsloth" else _load_transformers
-            base, tokenizer = load_base(recipe, source, dtype, max_length)
+            if recipe.model.backend == "unsloth":
+                base, tokenizer = _load_unsloth(recipe, source, max_length)
+            else:
+                base, tokenizer = load_plain(recipe.model)
     except OSError as error:
         raise RecipeError(_cannot_load(recipe.model.id, error)) from None
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    if recipe.train.gradient_checkpointing and recipe.model.backend == "transformers":
+        base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        base.enable_input_require_grads()
     if recipe.adapter and recipe.merge_adapter:
         base = _merge(base, locate_adapter(recipe.adapter))
     model = _add_adapter(recipe, base, max_length)
@@ -93,6 +92,17 @@ def load(recipe: Recipe, *, max_length: int) -> Policy:
     if not policy.trainable():
         raise RecipeError(f"lora.targets={recipe.lora.targets}: no layer of {recipe.model.id} has these names")
     return policy
+
+
+def for_this_machine(recipe: Recipe, *, cuda: bool) -> tuple[Recipe, str | None]:
+    """The recipe as this version can run it, and what was changed: no engine here drives Unsloth's CUDA model yet."""
+    if not cuda or recipe.model.backend == "transformers":
+        return recipe, None
+    plain = recipe.model.model_copy(update={"backend": "transformers"})
+    return recipe.model_copy(update={"model": plain}), (
+        "model.backend: on CUDA this version has no engine that writes with Unsloth's model; the run uses plain "
+        "transformers and PEFT (say so yourself with model.backend: transformers)"
+    )
 
 
 def load_tokenizer(recipe: Recipe) -> Any:
@@ -105,39 +115,53 @@ def load_tokenizer(recipe: Recipe) -> Any:
         raise RecipeError(_cannot_load(recipe.model.id, error)) from None
 
 
-def _load_unsloth(recipe: Recipe, source: str, dtype: Any, max_length: int) -> tuple[Any, Any]:
+def _load_unsloth(recipe: Recipe, source: str, max_length: int) -> tuple[Any, Any]:
     from unsloth import FastLanguageModel  # pyright: ignore[reportPrivateImportUsage]
 
-    return FastLanguageModel.from_pretrained(
+    model, tokenizer = FastLanguageModel.from_pretrained(
         model_name=source,
         max_seq_length=max_length,
-        dtype=dtype,
+        dtype=_dtype(recipe.model),
         load_in_4bit=recipe.model.load_in_4bit,
         revision=recipe.model.revision,
         use_gradient_checkpointing="unsloth" if recipe.train.gradient_checkpointing else False,
     )
+    return model, _padded(tokenizer)
 
 
-def _load_transformers(recipe: Recipe, source: str, dtype: Any, max_length: int) -> tuple[Any, Any]:
+def load_plain(spec: Model) -> tuple[Any, Any]:
+    """(base model, tokenizer) by transformers alone, for training and eval; OSError where it cannot be had."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
+    source, dtype = locate(spec.id), _dtype(spec)
     quantization = None
-    if recipe.model.load_in_4bit:
+    if spec.load_in_4bit:
         quantization = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
         )
     model = AutoModelForCausalLM.from_pretrained(
         source,
         dtype=dtype,
-        revision=recipe.model.revision,
+        revision=spec.revision,
         device_map=torch.cuda.current_device() if torch.cuda.is_available() else "cpu",
         quantization_config=quantization,
     )
-    if recipe.train.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.enable_input_require_grads()
-    return model, AutoTokenizer.from_pretrained(source, revision=recipe.model.revision)
+    return model, _padded(AutoTokenizer.from_pretrained(source, revision=spec.revision))
+
+
+def _dtype(spec: Model) -> Any:
+    import torch
+
+    if spec.dtype == "auto":
+        return torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    return getattr(torch, spec.dtype)
+
+
+def _padded(tokenizer: Any) -> Any:
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
 
 
 def _add_adapter(recipe: Recipe, base: Any, max_length: int) -> Any:

@@ -112,7 +112,7 @@ class Data(Section):
 
 class Sampling(Section):
     engine: Literal["auto", "unsloth", "vllm", "hf"] = "auto"
-    """auto: unsloth on CUDA, hf elsewhere."""
+    """auto: hf. This version refuses `unsloth` and `vllm`, which come later."""
     group_size: int = Field(default=8, ge=2)
     """G, completions per prompt (TRL num_generations)."""
     max_tokens: int = Field(default=512, ge=1)

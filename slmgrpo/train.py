@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slmgrpo import cold_start, data, model, prompts, trackers
+from slmgrpo import __version__, cold_start, data, model, prompts, trackers
 from slmgrpo import run as runs
 from slmgrpo.callbacks import Observer
 from slmgrpo.errors import PlanError, RecipeError, RunError, SlmgrpoError
@@ -65,6 +65,8 @@ def train(
         rung = sandbox_of(recipe, train_rules + heldout_rules)
         train_rows = rows_of(recipe.data.train, train_rules, recipe, base)
         heldout_rows = rows_of(recipe.data.heldout, heldout_rules, recipe, base)
+        import torch
+
         from slmgrpo.trainer import loop
 
         with Pool(
@@ -73,6 +75,7 @@ def train(
             sandbox=recipe.grading.sandbox,
         ) as pool:
             observer.stage(f"loading {recipe.model.id}")
+            recipe, changed = model.for_this_machine(recipe, cuda=torch.cuda.is_available())
             policy = model.load(recipe, max_length=plan.max_length)
             prompts.set_chat_template(policy.tokenizer, recipe.model, base)
             prompted = _prompted(train_rows, recipe.data.train, train_rules, recipe, policy.tokenizer)
@@ -83,6 +86,9 @@ def train(
             sampler = data.PromptSampler([p.row for p in prompted.values()], recipe.seed, recipe.train.prompts_per_step)
             run = resume or _new_run(recipe, plan, base, out)
             with _logging_to(run), trackers.tracked(observer, recipe, run) as watched:
+                if changed:
+                    log.warning("%s", changed)
+                    watched.warn(changed)
                 if rung:
                     log.info("sandbox: rung %d, %s; it does not stop: %s", rung.number, rung.name, rung.does_not)
                 _log_data(recipe, (train_rows, prompted), (heldout_rows, heldout))
@@ -243,7 +249,7 @@ def _cold_started(
 
 
 def _engine(recipe: Recipe, policy: model.Policy) -> Engine:
-    """The engine that `sampling.engine` names; auto is unsloth on CUDA, else hf."""
+    """The engine that `sampling.engine` names; auto is hf, the only one of this version."""
     from slmgrpo.rollout.hf import HfEngine
 
     name = recipe.sampling.engine
@@ -309,7 +315,7 @@ def _logging_to(run: RunDir) -> Iterator[None]:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.DEBUG)
-    log.info("process %d, slmgrpo %s", os.getpid(), runs.environment()["packages"]["slmgrpo"])
+    log.info("process %d, slmgrpo %s", os.getpid(), __version__)
     try:
         yield
     finally:
