@@ -112,7 +112,7 @@ def train(ctx: Context) -> None:
                 ctx.sampler.update(row["id"], group)
             ctx.engine.sync(ctx.step)
             ctx.run.append(ctx.run.metrics, lines)
-            if ctx.step % recipe.train.samples_every == 0:
+            if passes(recipe.train.samples_every, ctx.step, updates):
                 ctx.run.append(ctx.run.samples, sample_lines(ctx.step, groups, weights))
             ctx.run.status("running", ctx.step)
             for line in lines:
@@ -229,7 +229,7 @@ def _optimise(ctx: Context, groups: Sequence[Group], micros: list[Micro], clock:
 
 
 def _prepare(ctx: Context, micros: list[Micro]) -> tuple[Tensor | None, int | None]:
-    """Once a rollout, without gradient: the base's log-probs (beta > 0) and the entropy threshold."""
+    """Without gradient: the base's log-probs (beta > 0, once a rollout) and this update's entropy threshold."""
     settings, temperature = ctx.recipe.loss, ctx.recipe.sampling.temperature
     log_probs_of = packing.packed_log_probs if ctx.packed else log_probs
     quantile = settings.top_entropy_quantile < 1

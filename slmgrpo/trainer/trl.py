@@ -259,7 +259,7 @@ class Steps:
         ctx.run.append(ctx.run.metrics, [line])
         last = step >= ctx.plan.steps
         rollout_ends = step % train.updates_per_rollout == 0 or last
-        if rollout_ends and (step % train.samples_every == 0):
+        if rollout_ends and passes(train.samples_every, step, train.updates_per_rollout):
             ctx.run.append(ctx.run.samples, sample_lines(step, self.groups, self.weights))
         ctx.run.status("running", step)
         ctx.observer.step(line)
