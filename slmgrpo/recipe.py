@@ -127,6 +127,8 @@ class Sampling(Section):
     """0: off."""
     stop: list[str] = []
     """A completion also ends behind any of these texts."""
+    vllm_memory: float = Field(default=0.4, gt=0, lt=1)
+    """Engines with vLLM: its share of the device's memory for weights and cache (on a CPU at most what it needs)."""
 
 
 class Train(Section):
