@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Written:
-    """One completion of problem `id`. text: without the end token. budget: None for the longest."""
+    """One completion of problem `id`. text: without the end token. budget: None for the longest.
+
+    log_prob: sum over the sampled tokens, by the engine; NaN where it is not known.
+    """
 
     id: str
     member: int
@@ -52,6 +56,7 @@ class Written:
     text: str
     finish_reason: str
     budget: int | None = None
+    log_prob: float = math.nan
 
     @property
     def key(self) -> Key:
@@ -150,7 +155,15 @@ def _written(completion: Completion, problem: Problem, engine: Engine, tokenizer
     ids = completion.token_ids
     said = ids[:-1] if ids and ids[-1] in engine.end_ids else ids
     text = tokenizer.decode(said, skip_special_tokens=False)
-    return Written(problem.id, completion.member, bool(completion.index % 2), ids, text, completion.finish_reason)
+    return Written(
+        problem.id,
+        completion.member,
+        bool(completion.index % 2),
+        ids,
+        text,
+        completion.finish_reason,
+        log_prob=math.fsum(completion.log_probs),
+    )
 
 
 def _out_of_memory(error: Exception) -> bool:

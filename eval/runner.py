@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 from slmgrpo.eval.complete import Ask, Problem, complete
@@ -18,15 +20,27 @@ from slmgrpo.run import RunDir
 
 @dataclass(frozen=True)
 class Heldout:
-    """Accuracy per task, one sampled completion a row, and the mean length in tokens."""
+    """Accuracy per task from one sampled completion a row; length in tokens, entropy in nats a token.
+
+    With accuracy these are the four evaluation signals of 2609.39321. reward: None where no row could be judged;
+    entropy: mean -log p of the sampled tokens (signals.sampled_entropy).
+    """
 
     tasks: dict[str, Rate]
     mean_tokens: float
     truncated: float
+    reward: float | None
+    entropy: float | None
 
     def as_json(self) -> dict[str, Any]:
         tasks = {task: asdict(value) | {"accuracy": value.value} for task, value in self.tasks.items()}
-        return {"tasks": tasks, "mean_tokens": self.mean_tokens, "truncated": self.truncated}
+        return {
+            "tasks": tasks,
+            "mean_tokens": self.mean_tokens,
+            "truncated": self.truncated,
+            "reward": self.reward,
+            "entropy": self.entropy,
+        }
 
 
 def heldout(
@@ -65,7 +79,15 @@ def _scores(graded: Sequence[Graded], problems: Sequence[Problem]) -> Heldout:
     tokens = sum(len(one.written.token_ids) for one in graded)
     cut = sum(one.written.finish_reason == "length" for one in graded)
     rates = {task: rate(sum(hits), len(hits)) for task, hits in tasks.items()}
-    return Heldout(rates, tokens / len(graded), cut / len(graded))
+    rewards = [one.reward for one in graded if one.reward is not None]
+    log_prob = math.fsum(one.written.log_prob for one in graded)
+    return Heldout(
+        tasks=rates,
+        mean_tokens=tokens / len(graded),
+        truncated=cut / len(graded),
+        reward=fmean(rewards) if rewards else None,
+        entropy=None if math.isnan(log_prob) or not tokens else -log_prob / tokens,
+    )
 
 
 def _line(one: Graded, problem: Problem) -> dict[str, Any]:

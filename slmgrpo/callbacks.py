@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean, pstdev
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any, Protocol
 
-from slmgrpo.rewards import signals
+from slmgrpo import signals
+from slmgrpo.rewards import signals as rule_signals
 from slmgrpo.rewards.base import Reward
 from slmgrpo.rewards.code import not_trivial
 from slmgrpo.rewards.pool import RuleStats
@@ -45,30 +46,27 @@ class Silent:
     def step(self, metrics: Mapping[str, Any]) -> None: ...
 
 
-def step_metrics(
-    step: int,
+def rollout_metrics(
     groups: Sequence[Group],
     advantages: Sequence[Sequence[float]],
-    policy: Mapping[str, float],
-    clock: Clock,
-    *,
-    trained: int,
-    dropped: int,
-    rule_times: Mapping[str, RuleStats] | None = None,
+    token_class: Callable[[int], signals.TokenClass] | None = None,
 ) -> dict[str, Any]:
-    """One line of metrics.jsonl; `seconds`, `rule_seconds` and `tokens_per_s` alone differ in a repeated run."""
+    """What a rollout says by itself: the part of its steps' lines that no update changes, counted once.
+
+    token_class: by token id (signals.token_classes); None where the sampler's log-probs are not known.
+    """
     members = [member for group in groups for member in group.members]
     rewards = [member.reward for member in members if member.reward is not None]
-    tokens = sum(len(member.completion.token_ids) for member in members)
-    seconds = dict(clock.stages)
-    total = clock.total()
-    rules = signals.rule_signals([member.verdicts for member in members])
-    seconds["other"] = max(total - sum(seconds.values()), 0.0)
+    ids = [member.completion.token_ids for member in members]
+    log_probs = [member.completion.log_probs for member in members]
+    rules = rule_signals.rule_signals([member.verdicts for member in members])
+    tokens = sum(map(len, ids))
     return {
-        "step": step,
         "reward": fmean(rewards) if rewards else None,
-        "reward_std": _mean_spread(groups),
+        "reward_std": signals.mean_spread([m.reward for m in g.members if m.reward is not None] for g in groups),
+        "reward_cv": signals.reward_cv(rewards),
         "accuracy": _by_task(groups),
+        "pass_histogram": signals.pass_histogram([member.correct for member in group.members] for group in groups),
         "rules": {name: rule.mean for name, rule in sorted(rules.items()) if rule.mean is not None},
         "statuses": {name: dict(sorted(rule.statuses.items())) for name, rule in sorted(rules.items())},
         "correctness_share": _correctness_shares(groups),
@@ -78,11 +76,36 @@ def step_metrics(
         "silent": fmean(not any(group) for group in advantages),
         "unjudged": fmean(member.reward is None for member in members),
         "unique": fmean(len({m.completion.token_ids for m in group.members}) / len(group.members) for group in groups),
+        "entropy": signals.sampled_entropy(log_probs),
+        "entropy_by_class": signals.entropy_by_class(log_probs, ids, token_class) if token_class else {},
+        "tokens": tokens,
+    }
+
+
+def step_metrics(
+    step: int,
+    rollout: Mapping[str, Any],
+    policy: Mapping[str, float],
+    clock: Clock,
+    *,
+    trained: int,
+    dropped: int,
+    rule_times: Mapping[str, RuleStats] | None = None,
+) -> dict[str, Any]:
+    """One line of metrics.jsonl; `seconds`, `rule_seconds` and `tokens_per_s` alone differ in a repeated run.
+
+    rollout: `rollout_metrics`, the same for all updates on it; policy: what this update saw, by losses.mean_stats.
+    """
+    seconds = dict(clock.stages)
+    total = clock.total()
+    seconds["other"] = max(total - sum(seconds.values()), 0.0)
+    return {
+        "step": step,
+        **rollout,
         **policy,
         "rows_trained": trained,
         "rows_dropped": dropped,
-        "tokens": tokens,
-        "tokens_per_s": tokens / total if total else None,
+        "tokens_per_s": rollout["tokens"] / total if total else None,
         "rule_seconds": {name: [round(t.p50_s, 6), round(t.p95_s, 6)] for name, t in (rule_times or {}).items()},
         "seconds": {stage: round(value, 4) for stage, value in seconds.items()} | {"total": round(total, 4)},
     }
@@ -131,12 +154,12 @@ def _by_task(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _correctness_shares(groups: Sequence[Group]) -> dict[str, float | None]:
-    """By task: how much of the reward's spread within groups is about being right (signals.correctness_share)."""
+    """By task: how much of the reward's spread within groups is about being right (see rewards/signals.py)."""
     tasks: dict[str, list[Group]] = {}
     for group in groups:
         tasks.setdefault(group.prompted.row["task"], []).append(group)
     return {
-        task: signals.correctness_share(
+        task: rule_signals.correctness_share(
             [[member.verdicts for member in group.members] for group in own], own[0].prompted.rewards
         )
         for task, own in sorted(tasks.items())
@@ -156,7 +179,7 @@ def _hard_coded(groups: Sequence[Group]) -> float | None:
 
 
 class FormWatch:
-    """Warns once a rule where form saturates while correctness stays flat (signals.form_without_substance)."""
+    """Warns once a rule where form saturates while correctness stays flat (rewards.signals.form_without_substance)."""
 
     def __init__(self) -> None:
         self._means: dict[str, list[float]] = {}
@@ -179,15 +202,8 @@ class FormWatch:
         warnings = []
         for name in form:
             for judge in right:
-                text = signals.form_without_substance(self._means[name], self._means[judge])
+                text = rule_signals.form_without_substance(self._means[name], self._means[judge])
                 if text and name not in self._warned:
                     self._warned.add(name)
                     warnings.append(f"{name}: {text}")
         return warnings
-
-
-def _mean_spread(groups: Sequence[Group]) -> float:
-    """Mean within-group standard deviation of the reward: no spread, nothing to learn from."""
-    known = [[m.reward for m in group.members if m.reward is not None] for group in groups]
-    spreads = [pstdev(rewards) for rewards in known if len(rewards) > 1]
-    return fmean(spreads) if spreads else 0.0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slmgrpo.callbacks import FormWatch, sample_lines, step_metrics
+import pytest
+
+from slmgrpo.callbacks import FormWatch, rollout_metrics, sample_lines, step_metrics
 from slmgrpo.rewards.base import Reward, Verdict
 from slmgrpo.rollout.engine import Completion
 from slmgrpo.rollout.groups import Group, Member, Prompted
@@ -30,13 +32,16 @@ def group(task: str, *right: bool | None, form: float = 1.0) -> Group:
 
 def test_a_step_counts_accuracy_statuses_and_shares_per_task() -> None:
     groups = [group("math", True, False, None, False), group("science", False, False, False, False)]
-    line = step_metrics(3, groups, [[1.0, -1.0, 0.0, -1.0], [0.0] * 4], {"loss": 0.5}, Clock(), trained=4, dropped=4)
+    rollout = rollout_metrics(groups, [[1.0, -1.0, 0.0, -1.0], [0.0] * 4], lambda token: "mark")
+    line = step_metrics(3, rollout, {"loss": 0.5}, Clock(), trained=4, dropped=4)
     assert line["accuracy"] == {"math": 0.25, "science": 0.0}
     assert line["statuses"]["math.correct"] == {"correct": 1, "ungradeable": 1, "wrong": 6}
     assert line["rules"] == {"format.boxed_once": 1.0, "math.correct": 1 / 7}
     assert line["correctness_share"] == {"math": 1.0, "science": None}
     assert (line["unjudged"], line["silent"], line["truncated"]) == (1 / 8, 0.5, 0.25)
     assert (line["length"], line["tokens"], line["loss"]) == (3.0, 24, 0.5)
+    assert line["pass_histogram"] == [1, 0, 1, 0, 0, 0]
+    assert line["entropy"] == pytest.approx(0.2) and line["entropy_by_class"] == {"mark": pytest.approx(0.2)}
 
 
 def test_right_programs_that_hold_the_expected_values_are_counted() -> None:
@@ -53,7 +58,7 @@ def test_right_programs_that_hold_the_expected_values_are_counted() -> None:
         for member, text in zip(rows.members, texts, strict=True)
     )
     prompted = replace(rows.prompted, row=rows.prompted.row | {"tests": tests, "entry_point": "f"})
-    line = step_metrics(1, [Group(prompted, members)], [[0.0] * 4], {}, Clock(), trained=0, dropped=4)
+    line = rollout_metrics([Group(prompted, members)], [[0.0] * 4])
     assert line["hard_coded"] == 2 / 3
 
 

@@ -271,8 +271,8 @@ def test_stats_add_up_over_micro_batches_and_count_dropped_rows() -> None:
     whole, split = stats([list(range(8))]), stats([[5, 1], [0, 2, 3, 4], [6, 7]])
     assert split == pytest.approx(whole)
     assert set(whole) == {
-        *("clip_low", "clip_high", "entropy", "kl", "ratio", "ratio_max"),
-        *("sampler_gap", "sampler_gap_max", "sampling_weight"),
+        *("clip_low", "clip_high", "entropy_trained", "kl", "kl_k1", "kl_k2", "ratio", "ratio_max"),
+        *("sampler_gap", "sampler_gap_max", "sampler_kl_k1", "sampler_kl_k2", "sampler_kl_k3", "sampling_weight"),
     }
     run = stats([[row for row in range(8) if row not in (2, 4)]])
     assert run["clip_high"] == pytest.approx(whole["clip_high"])
@@ -286,5 +286,5 @@ def test_stats_of_the_first_update_say_on_policy() -> None:
     stats = mean_stats(policy_loss(rows.log_probs, batch_of(rows, list(range(8))), loss, norms).stats, norms)
     assert stats == pytest.approx(
         {"ratio": 1, "ratio_max": 1, "clip_low": 0, "clip_high": 0, "sampler_gap": 0, "sampler_gap_max": 0}
-        | {"sampling_weight": 1}
+        | {"sampling_weight": 1, "sampler_kl_k1": 0, "sampler_kl_k2": 0, "sampler_kl_k3": 0}
     )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slmgrpo.callbacks import FormWatch, Observer, sample_lines, step_metrics
+from slmgrpo.callbacks import FormWatch, Observer, rollout_metrics, sample_lines, step_metrics
 from slmgrpo.data import PromptSampler
 from slmgrpo.errors import PlanError, RunError
 from slmgrpo.interrupt import Interrupts
@@ -24,6 +24,7 @@ from slmgrpo.rewards.pool import Pool
 from slmgrpo.rollout.engine import Engine
 from slmgrpo.rollout.groups import Group, Prompted, generate_and_grade
 from slmgrpo.run import Clock, RunDir
+from slmgrpo.signals import token_classes
 from slmgrpo.trainer import losses, packing
 from slmgrpo.trainer.advantages import advantages
 from slmgrpo.trainer.logprobs import TokenRow, log_probs
@@ -69,7 +70,7 @@ class Micro:
 def train(ctx: Context) -> None:
     """Run to plan.steps from wherever ctx stands; every rollout ends in metrics, samples and perhaps a checkpoint."""
     recipe, updates = ctx.recipe, ctx.recipe.train.updates_per_rollout
-    form_watch = FormWatch()
+    form_watch, token_class = FormWatch(), token_classes(ctx.policy.tokenizer)
     while ctx.step < ctx.plan.steps:
         clock = Clock()
         torch.manual_seed(_seed_of(recipe.seed, ctx.step))  # dropout; so that a resume needs no saved RNG state
@@ -87,6 +88,7 @@ def train(ctx: Context) -> None:
         )
         rewards = [[member.reward for member in group.members] for group in groups]
         weights = advantages(rewards, recipe.loss.scale_rewards)
+        rollout = rollout_metrics(groups, weights, token_class)
         micros, dropped = _micro_batches(ctx, groups, weights)
         lines, policy_stats = [], {}
         with ctx.interrupts.held():  # a checkpoint is only whole between rollouts
@@ -97,8 +99,7 @@ def train(ctx: Context) -> None:
                 lines.append(
                     step_metrics(
                         ctx.step,
-                        groups,
-                        weights,
+                        rollout,
                         policy_stats,
                         clock,
                         trained=run_rows,

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from slmgrpo.recipe import Loss
+from slmgrpo.signals import kl_estimates
 
 CLIPPED = ("grpo", "dr_grpo", "dapo", "bnpo", "luspo")
 """Loss types that clip the ratio as PPO does; they differ in the normaliser."""
@@ -132,7 +133,7 @@ def policy_loss(
         per_token = per_token * weight
     if settings.beta > 0:
         assert batch.reference is not None
-        kl = _k3(log_probs, batch.reference)
+        *_, kl = kl_estimates(log_probs, batch.reference)
         per_token = per_token + settings.beta * kl
 
     loss = _normalise(per_token, mask, settings, norms)
@@ -142,7 +143,9 @@ def policy_loss(
         loss = loss - settings.entropy_coef * (entropies * acted_on).sum() / max(norms.entropy_tokens, 1)
 
     with torch.no_grad():
-        means = {"ratio": ratio, "sampling_weight": weight, "phi": phi, "kl": kl, "entropy": entropies}
+        means = {"ratio": ratio, "sampling_weight": weight, "phi": phi, "kl": kl, "entropy_trained": entropies}
+        if kl is not None and batch.reference is not None:
+            means["kl_k1"], means["kl_k2"], _ = kl_estimates(log_probs, batch.reference)
         stats = {name: (value * mask).sum() for name, value in means.items() if value is not None}
         stats |= {"tokens": mask.sum(), "ratio_max": (ratio * mask).amax()}
         stats |= _clip_counts(ratio, advantages, mask, settings)
@@ -150,6 +153,8 @@ def policy_loss(
             at_rollout = log_probs if batch.old is None else batch.old
             gap = (at_rollout - batch.sampler).nan_to_num(nan=0.0).abs() * mask
             stats |= {"sampler_gap": gap.sum(), "sampler_gap_max": gap.amax()}
+            drift = kl_estimates(batch.sampler, log_probs)
+            stats |= {f"sampler_kl_k{i}": (k.nan_to_num(nan=0.0) * mask).sum() for i, k in enumerate(drift, start=1)}
     return LossResult(loss, stats)
 
 
@@ -274,12 +279,6 @@ def _drift(log_probs: Tensor, start: Tensor, mask: Tensor) -> Tensor:
     """
     gap = (start - log_probs).nan_to_num(nan=0.0) * mask
     return gap.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
-
-
-def _k3(log_probs: Tensor, reference: Tensor) -> Tensor:
-    """pi_ref / pi - log(pi_ref / pi) - 1, (R, T): positive, unbiased for KL(pi || pi_ref) (2402.03300, eq. 4)."""
-    gap = reference - log_probs
-    return gap.exp() - gap - 1
 
 
 def _normalise(per_token: Tensor, mask: Tensor, settings: Loss, norms: Norms) -> Tensor:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from slmgrpo import prompts
-from slmgrpo.callbacks import sample_lines, step_metrics
+from slmgrpo.callbacks import rollout_metrics, sample_lines, step_metrics
 from slmgrpo.errors import PlanError, RunError
 from slmgrpo.model import quiet
 from slmgrpo.rollout.engine import Completion, Request
@@ -188,6 +188,7 @@ class Steps:
     clock: Clock = field(default_factory=Clock)
     groups: list[Group] = field(default_factory=list)
     weights: list[list[float]] = field(default_factory=list)
+    rollout: dict[str, Any] = field(default_factory=dict)
     micro_batches: int = 0
     _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -209,6 +210,7 @@ class Steps:
         )
         rewards = [[member.reward for member in group.members] for group in self.groups]
         self.weights = advantages(rewards, ctx.recipe.loss.scale_rewards)
+        self.rollout = rollout_metrics(self.groups, self.weights)
         return [reward for group in rewards for reward in group]
 
     def callback(self) -> Any:
@@ -254,7 +256,7 @@ class Steps:
         ctx.step = step
         policy = {ours: logs[theirs] for theirs, ours in METRICS.items() if logs.get(theirs) is not None}
         rows = sum(len(group.members) for group in self.groups)
-        line = step_metrics(step, self.groups, self.weights, policy, self.clock, trained=rows, dropped=0)
+        line = step_metrics(step, self.rollout, policy, self.clock, trained=rows, dropped=0)
         self.clock, self.micro_batches = Clock(), 0
         ctx.run.append(ctx.run.metrics, [line])
         last = step >= ctx.plan.steps
