@@ -90,21 +90,27 @@ def step_metrics(
     *,
     trained: int,
     dropped: int,
+    trunk_tokens: int | None = None,
+    padded_tokens: int | None = None,
     rule_times: Mapping[str, RuleStats] | None = None,
 ) -> dict[str, Any]:
     """One line of metrics.jsonl; `seconds`, `rule_seconds` and `tokens_per_s` alone differ in a repeated run.
 
     rollout: `rollout_metrics`, the same for all updates on it; policy: what this update saw, by losses.mean_stats.
+    trunk_tokens, padded_tokens: of one forward pass over the rows that are trained, and what padded rows would take in
+    micro-batches of the same limit; None where the trainer cannot say.
     """
     seconds = dict(clock.stages)
     total = clock.total()
-    seconds["other"] = max(total - sum(seconds.values()), 0.0)
+    seconds["other"] = seconds.get("other", 0.0) + max(total - sum(seconds.values()), 0.0)
     return {
         "step": step,
         **rollout,
         **policy,
         "rows_trained": trained,
         "rows_dropped": dropped,
+        "trunk_tokens": trunk_tokens,
+        "packing_efficiency": trunk_tokens / padded_tokens if trunk_tokens and padded_tokens else None,
         "tokens_per_s": rollout["tokens"] / total if total else None,
         "rule_seconds": {name: [round(t.p50_s, 6), round(t.p95_s, 6)] for name, t in (rule_times or {}).items()},
         "seconds": {stage: round(value, 4) for stage, value in seconds.items()} | {"total": round(total, 4)},

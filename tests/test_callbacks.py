@@ -44,6 +44,18 @@ def test_a_step_counts_accuracy_statuses_and_shares_per_task() -> None:
     assert line["entropy"] == pytest.approx(0.2) and line["entropy_by_class"] == {"mark": pytest.approx(0.2)}
 
 
+def test_a_timeline_keeps_what_is_named_and_the_rest_is_other() -> None:
+    clock, rollout = Clock(), rollout_metrics([group("math", True)], [[0.0]])
+    clock.start -= 10
+    clock.stages |= {"generation": 4.0, "reward_wait": 1.0, "other": 2.0}
+    line = step_metrics(1, rollout, {}, clock, trained=0, dropped=1, trunk_tokens=0)
+    assert line["seconds"]["generation"] == 4
+    assert line["seconds"]["other"] == pytest.approx(5, abs=0.1)
+    assert (line["trunk_tokens"], line["packing_efficiency"]) == (0, None)
+    line = step_metrics(1, rollout, {}, clock, trained=1, dropped=0, trunk_tokens=30, padded_tokens=40)
+    assert line["packing_efficiency"] == 0.75
+
+
 def test_right_programs_that_hold_the_expected_values_are_counted() -> None:
     rows = group("code", True, True, False, True)
     tests = ["assert f(3) == 107", "assert f(4) == 208"]

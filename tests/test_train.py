@@ -58,6 +58,19 @@ def test_a_run_leaves_everything_that_the_design_names(finished: tuple[Path, str
     }
 
 
+def test_every_step_has_a_timeline_that_adds_up_and_counts_its_tokens(finished: tuple[Path, str]) -> None:
+    run, _ = finished
+    for line in lines(run / "metrics.jsonl"):
+        seconds = line["seconds"]
+        total = seconds.pop("total")
+        assert set(seconds) == {"generation", "reward_wait", "forward_backward", "optimizer", "sync", "other"}
+        assert sum(seconds.values()) == pytest.approx(total, abs=1e-3)
+        assert line["rows_trained"] + line["rows_dropped"] == 6 * 8
+        if line["rows_trained"]:
+            assert 0 < line["packing_efficiency"] < 0.8
+            assert line["trunk_tokens"] > line["rows_trained"]
+
+
 def test_the_summary_shows_before_and_after_with_intervals_and_what_to_do_next(finished: tuple[Path, str]) -> None:
     run, shown = finished
     for part in ("tiny:math", "before", "after", "%", "reward", str(run.name), "next: slmgrpo"):

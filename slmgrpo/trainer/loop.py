@@ -90,20 +90,27 @@ def train(ctx: Context) -> None:
         weights = advantages(rewards, recipe.loss.scale_rewards)
         rollout = rollout_metrics(groups, weights, token_class)
         micros, dropped = _micro_batches(ctx, groups, weights)
+        run_rows = [row for micro in micros for row in micro.rows]
+        padded = packing.micro_batches(run_rows, recipe.train.micro_batch_tokens, packed=False)
+        clock.lap("other")
         lines, policy_stats = [], {}
         with ctx.interrupts.held():  # a checkpoint is only whole between rollouts
             for update in range(min(updates, ctx.plan.steps - ctx.step)):
                 policy_stats = _optimise(ctx, groups, micros, clock)
                 ctx.step += 1
-                run_rows = sum(len(micro.rows) for micro in micros)
+                if update + 1 == updates or ctx.step >= ctx.plan.steps:
+                    ctx.engine.sync(ctx.step)
+                    clock.lap("sync")
                 lines.append(
                     step_metrics(
                         ctx.step,
                         rollout,
                         policy_stats,
                         clock,
-                        trained=run_rows,
+                        trained=len(run_rows),
                         dropped=dropped,
+                        trunk_tokens=sum(packing.pass_tokens(m.rows, packed=bool(ctx.packed)) for m in micros),
+                        padded_tokens=sum(packing.pass_tokens([run_rows[i] for i in b], packed=False) for b in padded),
                         rule_times=ctx.pool.stats(),
                     )
                 )
@@ -111,7 +118,6 @@ def train(ctx: Context) -> None:
                     clock = Clock()
             for row, group in zip(rows, rewards, strict=True):
                 ctx.sampler.update(row["id"], group)
-            ctx.engine.sync(ctx.step)
             ctx.run.append(ctx.run.metrics, lines)
             if passes(recipe.train.samples_every, ctx.step, updates):
                 ctx.run.append(ctx.run.samples, sample_lines(ctx.step, groups, weights))
