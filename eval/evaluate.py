@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,6 +82,8 @@ def evaluate(
 
     All that can be refused is refused before the first token is written.
     """
+    if options.temperature is not None and not 0 < options.temperature < math.inf:
+        raise RecipeError(f"--temperature {options.temperature:g}: more than 0; for greedy completions use --samples 1")
     watcher.stage("reading data")
     read = {}
     for suite in loaded:

@@ -78,6 +78,9 @@ def run(
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove evaluations made with other settings.")] = False,
     batch_tokens: Annotated[int | None, typer.Option(help="Tokens held in memory at once.", min=1)] = None,
     sandbox: Annotated[str | None, typer.Option(help="For code: strict, best or off.")] = None,
+    lm_eval: Annotated[
+        str | None, typer.Option("--lm-eval", help="Run these tasks of lm-evaluation-harness instead.", metavar="TASKS")
+    ] = None,
     as_markdown: MarkdownOption = False,
 ) -> None:
     """Evaluate targets side by side on suites, or on their recipe's held-out rows.
@@ -91,8 +94,16 @@ def run(
     chosen, opponent = choose.targets_of(
         targets or [], against, base=base, alone=alone, out=out, scales=scales, headroom=headroom
     )
-    loaded, own_grading = choose.suites_of(suite or [], recipe, chosen, headroom=headroom)
-    grading = own_grading or Grading()
+    if lm_eval:
+        from slmgrpo.eval.harness import hand_over
+
+        given = {"suite": suite, "recipe": recipe, "samples": samples, "greedy": greedy, "budgets": budgets}
+        given |= {"temperature": temperature, "seed": seed, "data": data, "best-of": best_of, "headroom": headroom}
+        if idle := [f"--{name}" for name, value in given.items() if value]:
+            raise RecipeError(f"--lm-eval: the harness has its own prompts and sampling; leave {', '.join(idle)} out")
+        hand_over(chosen, lm_eval, limit=limit, stage=lambda text: typer.echo(text, err=True))
+        return
+    loaded, grading = choose.suites_of(suite or [], recipe, chosen, headroom=headroom)
     if sandbox:
         grading = Grading.model_validate(grading.model_dump() | {"sandbox": _sandbox(sandbox)})
     options = evaluating.Options(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import pytest
 from trained_run import SLMGRPO, slmgrpo, trained_run
 
 from slmgrpo.errors import RecipeError
-from slmgrpo.eval import choose, evaluate, store, suites, table, targets
+from slmgrpo.eval import choose, evaluate, harness, store, suites, table, targets
 from slmgrpo.eval.compare import compare
 from slmgrpo.recipe import Grading
 
@@ -284,6 +285,14 @@ BAD_INPUT = {
     "scale of a model": (["eval", "tiny@0.5", "--suite", "tiny"], "@0.5 scales an adapter"),
     "scale beyond 1": (["eval", "tiny@2", "--suite", "tiny"], "between 0 (the base) and 1"),
     "budgets that are no numbers": (["eval", "tiny", "--suite", "tiny", "--budgets", "many"], "numbers with commas"),
+    "samples of the harness": (
+        ["eval", "tiny", "--lm-eval", "gsm8k", "--samples", "4", "--seed", "1"],
+        "leave --samples, --seed out",
+    ),
+    "temperature 0": (
+        ["eval", "tiny", "--suite", "tiny", "--temperature", "0"],
+        "for greedy completions use --samples 1",
+    ),
     "twice the same": (["eval", "tiny", "tiny", "--suite", "tiny_math"], "is given twice"),
     "suite twice": (["eval", "tiny", "--suite", "tiny", "--suite", "tiny_mcq"], "tiny_mcq is named twice"),
     "nothing saved": (["eval", "show", "."], "no finished evaluation there"),
@@ -349,6 +358,25 @@ def test_questions_that_must_not_be_published_are_not_saved(here: Path, tmp_path
     assert "ask not to publish" in notes[0]
     saved = (found.folder / "samples.jsonl").read_text() + (found.folder / "settings.json").read_text()
     assert "What is" not in saved
+
+
+# lm-evaluation-harness
+
+
+def test_the_harness_gets_the_base_the_adapter_and_the_chat_template(here: Path) -> None:
+    line = " ".join(harness.command(targets.parse("runs/first"), ["gsm8k", "arc_challenge"], limit=5))
+    assert "--tasks gsm8k arc_challenge --apply_chat_template" in line
+    assert "peft=runs/first/checkpoints/step_12/adapter" in line
+    assert "dtype=float32" in line and "slmgrpo/tiny/model" in line and line.endswith("--limit 5")
+    with pytest.raises(RecipeError, match=r"slmgrpo export runs/first:12@0\.5 --to merged"):
+        harness.command(targets.parse("runs/first@0.5"), ["gsm8k"], limit=None)
+
+
+def test_a_missing_harness_is_one_message(here: Path) -> None:
+    if importlib.util.find_spec("lm_eval") is not None:
+        pytest.skip("lm-evaluation-harness is installed")
+    with pytest.raises(RecipeError, match=r"pip install 'slmgrpo\[eval\]'"):
+        harness.hand_over([targets.parse("tiny")], "gsm8k", limit=None, stage=lambda text: None)
 
 
 # A new domain
