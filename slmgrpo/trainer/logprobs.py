@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from slmgrpo.errors import RunError
+from slmgrpo.trainer import unsloth_pass
 
 LOGITS_PER_CHUNK = 2**23
 """Logits that exist at once: 32 MB in float32, 170 tokens of SmolLM2's vocabulary, 55 of Qwen2.5's."""
@@ -53,10 +54,18 @@ def log_probs(
     device = device_of(model)
     ids = pad_sequence([torch.tensor(row.prompt_ids + row.completion_ids) for row in rows], batch_first=True)
     # no attention mask: what pads a row on the right is behind every token that counts
-    hidden = decoder_of(model)(input_ids=ids.to(device), use_cache=False).last_hidden_state.flatten(0, 1)
+    hidden = _hidden_states(model, ids.to(device)).flatten(0, 1)
     starts = [i * ids.shape[1] + len(row.prompt_ids) - 1 for i, row in enumerate(rows)]
     hidden = hidden[predictors_of(starts, rows).to(device)]
     return completion_log_probs(model, hidden, rows, temperature, entropy=entropy, entropy_grad=entropy_grad)
+
+
+def _hidden_states(model: Any, ids: Tensor) -> Tensor:
+    """(B, T, H) in front of the head, for right-padded ids (B, T)."""
+    decoder = decoder_of(model)
+    if unsloth_pass.is_unsloth(decoder):
+        return unsloth_pass.hidden_states(model, ids)
+    return decoder(input_ids=ids, use_cache=False).last_hidden_state
 
 
 def predictors_of(starts: Sequence[int], rows: Sequence[TokenRow]) -> Tensor:

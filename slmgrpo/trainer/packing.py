@@ -1,7 +1,8 @@
 """Log-probs of a step's rows as one packed row: each prompt once, its completions behind it, nothing padded.
 
-Linear layers see every token once. Attention runs per segment, through a function in transformers' registry: a prompt
-attends to itself, a completion to its prompt and itself, and no tokens x tokens mask exists.
+Linear layers see every token once. Attention is a function in transformers' registry, per segment on a CPU and by
+FlexAttention's block table on CUDA (flex.py): a prompt attends to itself, a completion to its prompt and itself, and no
+tokens x tokens mask exists. Unsloth's CUDA model takes the same row in its own way (unsloth_pass.py).
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from slmgrpo.errors import RunError
+from slmgrpo.trainer import flex, unsloth_pass
 from slmgrpo.trainer.logprobs import (
     LogProbs,
     TokenRow,
@@ -56,7 +57,8 @@ class Layout:
     segments: tuple[Segment, ...]
     longest: int
     """Tokens of the longest prompt with its completion."""
-    _masks: dict[torch.dtype, Tensor] = field(default_factory=dict, repr=False)
+    _masks: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """What the layers share: made by the first that asks."""
 
     def causal(self, like: Tensor) -> Tensor:
         """(longest, longest), 0 up to the diagonal and -inf beyond: every segment's mask is a slice of it."""
@@ -65,9 +67,18 @@ class Layout:
             self._masks[like.dtype] = torch.full(shape, float("-inf"), dtype=like.dtype, device=like.device).triu(1)
         return self._masks[like.dtype]
 
+    def blocks(self, device: torch.device) -> Any:
+        """FlexAttention's block mask."""
+        if device not in self._masks:
+            self._masks[device] = flex.block_mask(self.segments, len(self.ids), device)
+        return self._masks[device]
 
-def layout_of(rows: Sequence[TokenRow]) -> Layout:
-    """Lay rows out by prompt, in order of first appearance; members of a group with another prompt stand alone."""
+
+def layout_of(rows: Sequence[TokenRow], *, multiple: int = 1) -> Layout:
+    """Lay rows out by prompt, in order of first appearance; members of a group with another prompt stand alone.
+
+    multiple: the row is filled up to a multiple of it, by a prompt of zeros that nothing is read from.
+    """
     members: dict[tuple[int, ...], list[int]] = {}
     for index, row in enumerate(rows):
         members.setdefault(row.prompt_ids, []).append(index)
@@ -86,6 +97,10 @@ def layout_of(rows: Sequence[TokenRow]) -> Layout:
             places[:1] = prompt_end - 1  # a completion's first token is predicted by the prompt's last
             predictors[index] = places
         ids += [*prompt, *(token for index in indices for token in rows[index].completion_ids)]
+    if filled := -len(ids) % multiple:
+        segments.append(Segment(slice(len(ids), len(ids) + filled), ()))
+        positions.append(torch.arange(filled))
+        ids += [0] * filled
     return Layout(
         ids=torch.tensor(ids),
         positions=torch.cat(positions),
@@ -99,8 +114,25 @@ def packed_log_probs(
     model: Any, rows: Sequence[TokenRow], temperature: float, *, entropy: bool = False, entropy_grad: bool = False
 ) -> LogProbs:
     """What `logprobs.log_probs` returns, rows in the same order, for less work. `can_pack` says for which models."""
+    decoder, device = decoder_of(model), device_of(model)
+    if unsloth_pass.is_unsloth(decoder):
+        layout = layout_of(rows)
+        hidden = unsloth_pass.hidden_states(
+            model,
+            layout.ids[None].to(device),
+            position_ids=layout.positions[None].to(device),
+            prefix_seg_info=unsloth_pass.shared_prompts(layout.segments, device),
+        )[0]
+    else:
+        layout = layout_of(rows, multiple=flex.BLOCK if device.type == "cuda" else 1)
+        hidden = _hidden_states(decoder, layout, device)
+    hidden = hidden[layout.predictors.to(device)]
+    return completion_log_probs(model, hidden, rows, temperature, entropy=entropy, entropy_grad=entropy_grad)
+
+
+def _hidden_states(decoder: Any, layout: Layout, device: torch.device) -> Tensor:
+    """(T, H) of a transformers model."""
     _register()
-    decoder, device, layout = decoder_of(model), device_of(model), layout_of(rows)
     with _attention(decoder.config):
         hidden = decoder(
             input_ids=layout.ids[None].to(device),
@@ -111,8 +143,7 @@ def packed_log_probs(
         ).last_hidden_state[0]
     if hidden.requires_grad and decoder.is_gradient_checkpointing:
         hidden.register_hook(lambda _grad: _attention_during_backward(decoder.config))
-    hidden = hidden[layout.predictors.to(device)]
-    return completion_log_probs(model, hidden, rows, temperature, entropy=entropy, entropy_grad=entropy_grad)
+    return hidden
 
 
 def shared_prefix_attention(
@@ -140,6 +171,10 @@ def shared_prefix_attention(
         what = ", ".join(unknown) or f"a window of {window} tokens"
         raise RunError(f"{type(module).__name__} attends with {what}, which packed rows cannot do; see can_pack")
 
+    if query.device.type == "cuda" and not dropout:  # FlexAttention has none
+        mask = shared_prefix.blocks(query.device)
+        return flex.attend(query, key, value, mask, scaling).transpose(1, 2).contiguous(), None
+
     def attend(q: slice, k: Tensor, v: Tensor, **mask: Any) -> Tensor:
         gqa = query.shape[1] != key.shape[1]
         return scaled_dot_product_attention(
@@ -157,11 +192,7 @@ def shared_prefix_attention(
             k = torch.cat([prompt_k, key[:, :, own]], dim=2)
             v = torch.cat([prompt_v, value[:, :, own]], dim=2)
             end = k.shape[2]
-            if query.device.type == "cuda":  # flash kernels know this bias; a mask would keep them away
-                mask = causal_lower_right(end - start, end)
-            else:
-                mask = shared_prefix.causal(query)[start:end, :end]
-            outputs.append(attend(own, k, v, attn_mask=mask))
+            outputs.append(attend(own, k, v, attn_mask=shared_prefix.causal(query)[start:end, :end]))
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 
 
@@ -169,11 +200,12 @@ def can_pack(model: Any, *, longest_row: int) -> str | None:
     """Why this model's rows, of at most so many tokens, cannot be packed safely; None where they can."""
     inner, decoder = causal_model_of(model), decoder_of(model)
     config, name = decoder.config, type(inner).__name__
-    if any(type(module).forward.__module__.startswith("unsloth") for module in decoder.modules()):
-        return f"Unsloth's kernels replace the attention of {name} and do not ask transformers' registry"
+    by_unsloth = unsloth_pass.is_unsloth(decoder)
+    if by_unsloth and (reason := unsloth_pass.why_not_shared(decoder)):
+        return reason
     if inner._is_stateful:
         return f"{name} has recurrent layers, whose state would run from one completion into the next"
-    if not inner._supports_attention_backend:
+    if not by_unsloth and not inner._supports_attention_backend:
         return f"{name} does not take its attention from transformers' registry"
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds - {"full_attention", "sliding_attention"}:
@@ -195,8 +227,14 @@ def differs_when_packed(model: Any, rows: Sequence[TokenRow], temperature: float
     model.eval()
     try:
         with torch.no_grad():
-            packed = packed_log_probs(model, rows, temperature)
             plain = log_probs(model, rows, temperature)
+            packed = packed_log_probs(model, rows, temperature)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # on CUDA a kernel is compiled for it, which not every machine can
+        if device_of(model).type != "cuda":
+            raise
+        return f"the packed pass failed ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
     finally:
         model.train(was_training)
     gap = float((packed.log_probs - plain.log_probs).abs().sum() / plain.mask.sum().clamp(min=1))
