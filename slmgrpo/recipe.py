@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -226,9 +226,54 @@ class Grading(Section):
     timeout_s: float = Field(default=10.0, gt=0)
     """Wall time of one completion's grading."""
     max_error_rate: float = Field(default=0.05, ge=0, le=1)
-    """The run stops when more of a step's gradings than this end in an error of a rule."""
+    """Limit of the guard `reward_errors`: share of a step's gradings by one rule that may end in an error."""
     sandbox: Literal["strict", "best", "off"] = "strict"
     """For model-written code. strict: refuse a machine without a real jail; best: the strongest there is; off: none."""
+
+
+GuardName = Literal[
+    "log_prob_paths",
+    "configuration",
+    "engine_parity",
+    "rank_equality",
+    "reward_errors",
+    "unique",
+    "truncated",
+    "silent",
+    "entropy",
+    "nonfinite",
+    "adapter_moved",
+    "sampler_gap",
+]
+GUARD_NAMES: tuple[GuardName, ...] = get_args(GuardName)
+Action = Literal["warn", "stop", "off"]
+
+
+class Guards(Section):
+    """Limits of the checks in slmgrpo/guards.py; what each means and does stands in the README."""
+
+    log_prob_paths: float | None = Field(default=None, gt=0)
+    """Nats a token between packed and plain pass, beyond which the plain one is used; null: by precision."""
+    engine_parity: float | None = Field(default=None, gt=0)
+    """Nats a token between sampler and trainer at the first rows with a signal; null: by precision."""
+    unique: float = Field(default=0.02, ge=0, le=1)
+    """Completions of unsolved groups must differ by more than this (0: all alike, 1: all different)."""
+    truncated: float = Field(default=0.5, ge=0, le=1)
+    """Share of completions that reach max_tokens."""
+    silent: float = Field(default=0.98, ge=0, le=1)
+    """Share of groups that are unsolved and without a signal, for `silent_steps` steps in a row."""
+    silent_steps: int = Field(default=10, ge=1)
+    """Of the guard above."""
+    entropy: float = Field(default=0.005, ge=0)
+    """Nats a token that unsolved groups must have."""
+    nonfinite: int = Field(default=2, ge=1)
+    """Steps in a row whose loss or gradient is not finite; those before are skipped with a warning."""
+    adapter_moved: float = Field(default=1e-8, ge=0)
+    """Relative change that the adapter must have after its first updates."""
+    sampler_gap: float = Field(default=0.1, gt=0)
+    """Nats a token between sampler and trainer at every step."""
+    actions: dict[str, Action] = {}
+    """What a guard does where it should not be its default, as in {truncated: stop, unique: off}."""
 
 
 class ColdStart(Section):
@@ -281,6 +326,8 @@ class Recipe(Section):
     """The objective."""
     optimizer: Optimizer = Optimizer()
     """The update."""
+    guards: Guards = Guards()
+    """When a run that only looks alive is stopped."""
     report_to: list[Literal["tensorboard", "wandb", "trackio"]] = []
     """Trackers beside the run directory's own files."""
 

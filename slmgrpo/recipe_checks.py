@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from slmgrpo.recipe import Recipe, RewardUse, Source
+from slmgrpo.recipe import GUARD_NAMES, Recipe, RewardUse, Source
 from slmgrpo.recipe_rules import wrong_use
 
 Key = tuple[str | int, ...]
@@ -35,6 +35,7 @@ def clashes(recipe: Recipe) -> Iterator[Clash]:
     yield from _train(recipe)
     yield from _loss(recipe)
     yield from _correction(recipe)
+    yield from _guards(recipe)
 
 
 def _model(recipe: Recipe) -> Iterator[Clash]:
@@ -234,3 +235,11 @@ def _correction(recipe: Recipe) -> Iterator[Clash]:
         f"sampling.{filters[0]}; set loss.sampling_correction: none, or take {' and '.join(filters)} out"
     )
     yield Clash((("loss", "sampling_correction"), *(("sampling", name) for name in filters)), text)
+
+
+def _guards(recipe: Recipe) -> Iterator[Clash]:
+    for name in recipe.guards.actions:
+        if name not in GUARD_NAMES:
+            close = difflib.get_close_matches(name, GUARD_NAMES, n=1, cutoff=0.5)
+            hint = f"did you mean `{close[0]}`?" if close else f"there are {', '.join(GUARD_NAMES)}"
+            yield Clash((("guards", "actions", name),), f"no such guard; {hint}")
