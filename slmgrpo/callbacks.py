@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Protocol
 
-from slmgrpo import signals
+from slmgrpo import guards, signals
 from slmgrpo.rewards import signals as rule_signals
 from slmgrpo.rewards.base import Reward
 from slmgrpo.rewards.code import not_trivial
@@ -78,6 +78,7 @@ def rollout_metrics(
         "unique": fmean(len({m.completion.token_ids for m in group.members}) / len(group.members) for group in groups),
         "entropy": signals.sampled_entropy(log_probs),
         "entropy_by_class": signals.entropy_by_class(log_probs, ids, token_class) if token_class else {},
+        "unsolved": guards.figures(groups, advantages),
         "tokens": tokens,
     }
 

@@ -12,6 +12,7 @@ from typing import Any
 from slmgrpo.errors import RunError
 from slmgrpo.recipe import Action, GuardName, Guards
 from slmgrpo.rollout.groups import Group, Member
+from slmgrpo.signals import sampled_entropy
 
 log = logging.getLogger("slmgrpo")
 
@@ -109,7 +110,7 @@ GUARDS: dict[GuardName, Guard] = {
     "nonfinite": Guard(
         "stop",
         "guards.nonfinite",
-        "steps in a row whose loss or gradient is not finite; such a step is skipped, its batch is kept in RUN/nonfinite",
+        "steps in a row whose loss or gradient is not finite; such a step is skipped, its batch put into RUN/nonfinite",
         "an update made the weights too large, or the precision cannot hold the numbers",
         "a smaller optimizer.learning_rate, optimizer.max_grad_norm, model.dtype=float32",
     ),
@@ -117,7 +118,7 @@ GUARDS: dict[GuardName, Guard] = {
         "stop",
         "guards.adapter_moved",
         f"relative change of the adapter over its first {FIRST} updates",
-        "the learning rate is next to nothing, gradients do not reach the adapter, or its precision rounds updates away",
+        "the learning rate is next to nothing, gradients do not reach the adapter, or its precision rounds them away",
         "a larger optimizer.learning_rate, model.dtype=float32, lora.targets=all-linear",
         steps=FIRST,
     ),
@@ -154,12 +155,11 @@ def figures(groups: Sequence[Group], advantages: Sequence[Sequence[float]]) -> d
     """
     open_groups = [group for group in groups if not all(map(_solved_by(group), group.members))]
     silent = {id(group) for group, weights in zip(groups, advantages, strict=True) if not any(weights)}
-    known = [p for g in open_groups for m in g.members for p in m.completion.log_probs if not math.isnan(p)]
     return {
         "share": len(open_groups) / len(groups),
         "silent": sum(id(group) in silent for group in open_groups) / len(groups),
         "variety": fmean(map(_variety, open_groups)) if open_groups else None,
-        "entropy": -fmean(known) if known else None,
+        "entropy": sampled_entropy(m.completion.log_probs for group in open_groups for m in group.members),
     }
 
 
@@ -235,8 +235,17 @@ def steps_of(name: GuardName, limits: Guards) -> int:
 
 def message(name: GuardName, what: str) -> str:
     """What was seen, what it usually means, what to try."""
-    guard = GUARDS[name]
-    return f"guard {name}: {what}. This usually means: {guard.means}. Try: {guard.advice}"
+    guard, end = GUARDS[name], "" if what.endswith("\n") else ". "
+    return f"guard {name}: {what}{end}This usually means: {guard.means}. Try: {guard.advice}"
+
+
+def relative_change(before: Sequence[Any], after: Sequence[Any]) -> float:
+    """Norm of the difference of two lists of tensors over the norm of the first."""
+    import torch
+
+    with torch.no_grad():
+        moved = math.hypot(*(float((new - old).float().norm()) for old, new in zip(before, after, strict=True)))
+        return moved / max(math.hypot(*(float(old.float().norm()) for old in before)), 1e-30)
 
 
 # the run's watch
@@ -245,16 +254,22 @@ def message(name: GuardName, what: str) -> str:
 class Watch:
     """The guards of one run: warns by `tell` and the log, stops by GuardStop.
 
-    Its state are the steps in a row beyond each limit; a resumed run gets it from the metrics of before (`history`).
+    Its state are the steps in a row beyond each limit, which a resumed run finds again in its metrics.
     """
 
-    def __init__(self, limits: Guards, tell: Callable[[str], None], history: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, limits: Guards, tell: Callable[[str], None]) -> None:
         self._limits = limits
         self._tell = tell
+        self._start: list[Any] = []
+        self._learned = 0
         self._row: dict[GuardName, int] = dict.fromkeys(OVER_STEPS, 0)
         self._now: dict[str, Any] = {}
         self.warnings: dict[GuardName, str] = {}
         """The last warning of each guard, for status.json."""
+
+    def begin(self, adapter: Sequence[tuple[str, Any]], history: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Called before the first step. adapter: (name, parameter); history: metrics of the steps before a resume."""
+        self._start = [p.detach().clone() for _, p in adapter]
         for line in history:
             for name in OVER_STEPS:
                 self._count(name, line)
@@ -286,9 +301,14 @@ class Watch:
                 what = f"step {step}: {rule} failed on {len(reasons)} of {count} completions (first: {reasons[0]})"
                 self.breach("reward_errors", what, len(reasons) / count)
 
-    def step(self, line: dict[str, Any]) -> GuardStop | None:
+    def step(self, line: dict[str, Any], adapter: Sequence[tuple[str, Any]]) -> GuardStop | None:
         """Judge a finished step by its metrics line, which gets `guards`: the figures beyond their limits."""
         stop = None
+        if self._start and line["rows_trained"] and line.get("learning_rate") and not line.get("nonfinite"):
+            line["adapter_change"] = relative_change(self._start, [p for _, p in adapter])
+            self._learned += 1
+            if self._learned == FIRST:
+                self._start = []
         for name in OVER_STEPS:
             value = self._count(name, line)
             if value is None or self._row[name] == 0:

@@ -121,7 +121,7 @@ def _load_unsloth(recipe: Recipe, source: str, max_length: int) -> tuple[Any, An
     model, tokenizer = FastLanguageModel.from_pretrained(
         model_name=source,
         max_seq_length=max_length,
-        dtype=_dtype(recipe.model),
+        dtype=dtype_of(recipe.model),
         load_in_4bit=recipe.model.load_in_4bit,
         revision=recipe.model.revision,
         use_gradient_checkpointing="unsloth" if recipe.train.gradient_checkpointing else False,
@@ -134,7 +134,7 @@ def load_plain(spec: Model) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-    source, dtype = locate(spec.id), _dtype(spec)
+    source, dtype = locate(spec.id), dtype_of(spec)
     quantization = None
     if spec.load_in_4bit:
         quantization = BitsAndBytesConfig(
@@ -150,7 +150,8 @@ def load_plain(spec: Model) -> tuple[Any, Any]:
     return model, _padded(AutoTokenizer.from_pretrained(source, revision=spec.revision))
 
 
-def _dtype(spec: Model) -> Any:
+def dtype_of(spec: Model) -> Any:
+    """torch's dtype of a recipe's, on this machine."""
     import torch
 
     if spec.dtype == "auto":
@@ -203,14 +204,14 @@ def _add_adapter(recipe: Recipe, base: Any, max_length: int) -> Any:
 
 
 def target_modules(lora: Lora, base: Any) -> list[str]:
-    """Leaf names of the linear layers that get an adapter; the output head never does."""
+    """Leaf names of the linear layers that get an adapter, or have it already; the output head never does."""
     import torch
 
     head = base.get_output_embeddings()
     linear = {
-        name.rsplit(".", 1)[-1]
+        name.removesuffix(".base_layer").rsplit(".", 1)[-1]
         for name, module in base.named_modules()
-        if isinstance(module, torch.nn.Linear) and module is not head
+        if isinstance(module, torch.nn.Linear) and module is not head and ".lora_" not in name
     }
     if isinstance(lora.targets, list):
         missing = [name for name in lora.targets if name not in linear]

@@ -256,7 +256,7 @@ class Guards(Section):
     """Nats a token between packed and plain pass, beyond which the plain one is used; null: by precision."""
     engine_parity: float | None = Field(default=None, gt=0)
     """Nats a token between sampler and trainer at the first rows with a signal; null: by precision."""
-    unique: float = Field(default=0.02, ge=0, le=1)
+    unique: float = Field(default=0.05, ge=0, le=1)
     """Completions of unsolved groups must differ by more than this (0: all alike, 1: all different)."""
     truncated: float = Field(default=0.5, ge=0, le=1)
     """Share of completions that reach max_tokens."""

@@ -10,6 +10,7 @@ import platform
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -58,6 +59,12 @@ class RunDir:
         except json.JSONDecodeError as error:
             raise RecipeError(f"{self.path / name}: not readable as JSON ({error}); was it edited?") from None
 
+    def last_metrics(self, count: int = 100) -> list[dict[str, Any]]:
+        if not self.metrics.exists():
+            return []
+        with self.metrics.open(encoding="utf-8") as file:
+            return [json.loads(line) for line in deque(file, count)]
+
     def append(self, stream: Path, values: Iterable[dict[str, Any]]) -> None:
         text = "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
         with stream.open("a", encoding="utf-8") as file:
@@ -78,6 +85,10 @@ class RunDir:
                 f"{self.path}: another process is training in this directory; wait for it, or choose another --out"
             ) from None
         self._lock.append(file)
+
+    def unlock(self) -> None:
+        while self._lock:
+            self._lock.pop().close()
 
     # checkpoints
     def save_checkpoint(self, step: int, write: Callable[[Path], None], keep: int) -> Path:

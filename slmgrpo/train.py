@@ -16,6 +16,7 @@ from slmgrpo import __version__, cold_start, data, model, prompts, trackers
 from slmgrpo import run as runs
 from slmgrpo.callbacks import Observer
 from slmgrpo.errors import PlanError, RecipeError, RunError, SlmgrpoError
+from slmgrpo.guards import GuardStop, Watch
 from slmgrpo.interrupt import Interrupted, Interrupts
 from slmgrpo.plan import Plan
 from slmgrpo.recipe import Recipe, Source
@@ -108,6 +109,7 @@ def train(
                     scheduler=loop.scheduler_of(recipe.optimizer, optimizer, plan),
                     observer=watched,
                     interrupts=interrupts,
+                    guards=Watch(recipe.guards, watched.warn),
                     evaluate=lambda step: _evaluate(ctx, heldout, step),
                 )
                 return _run(ctx)
@@ -127,19 +129,22 @@ def _run(ctx: loop.Context) -> Outcome:
             loop.restore(ctx, checkpoint)
         run.rewind(ctx.step)
         run.status("running", ctx.step)
+        ctx.guards.begin(ctx.policy.trainable(), run.last_metrics())
         if not by_trl:
             run.write_json("resolved.json", resolved.of_loop(ctx))
+            if found := resolved.differences(ctx):
+                ctx.guards.breach("configuration", "; ".join(found), found)
         before = ctx.evaluate(0) if ctx.step == 0 else _saved_scores(run, 0)
         ctx.observer.stage("training")
         learn()
         after = ctx.evaluate(ctx.step)
         if not by_trl:
             run.write_json("resolved.json", resolved.of_loop(ctx))
-        run.status("finished", ctx.step)
+        run.status("finished", ctx.step, warnings=ctx.guards.warnings)
         return Outcome(run, before, after)
     except Interrupted as stop:
         with ctx.interrupts.held():
-            if ctx.step:
+            if ctx.step and ctx.whole:
                 (trl if by_trl else loop).save(ctx)
             _end(ctx, "interrupted", signal=str(stop))
         stop.saved = _ways_on(ctx)
@@ -148,7 +153,9 @@ def _run(ctx: loop.Context) -> Outcome:
         _end(ctx, "failed", error=str(error))
         raise
     except SlmgrpoError as error:
-        _end(ctx, "failed", error=str(error))
+        if isinstance(error, GuardStop) and error.save and ctx.step and ctx.whole:
+            (trl if by_trl else loop).save(ctx)
+        _end(ctx, "failed", error=str(error), warnings=ctx.guards.warnings)
         raise RunError(f"{error}\n{_ways_on(ctx)}") from error
     except Exception as error:
         log.error("%s", traceback.format_exc())
@@ -157,9 +164,10 @@ def _run(ctx: loop.Context) -> Outcome:
         raise RunError(f"stopped after step {ctx.step}: {reason}\n{_ways_on(ctx)}") from error
     finally:
         ctx.engine.close()
+        run.unlock()
 
 
-def _end(ctx: loop.Context, state: str, **more: str) -> None:
+def _end(ctx: loop.Context, state: str, **more: Any) -> None:
     """Write the state of a run that ends early; a full disk must not hide why it ends."""
     with suppress(OSError):
         ctx.run.status(state, ctx.step, **more)
@@ -301,7 +309,7 @@ def _ways_on(ctx: loop.Context) -> str:
     log_file = max(path.glob("logs/attempt_*/rank_0.log"), default=None)
     state = f"resume with `slmgrpo train --resume {path}`"
     if ctx.recipe.trainer == "trl":
-        state = f"a new run can start from its adapter with --set adapter={path}"
+        state = f"a new run can start from its adapter with --set adapter={path}" if ctx.step else "nothing was learned"
     return f"{path} is kept (step {ctx.step}); {state}" + (f"; details in {log_file}" if log_file else "")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from slmgrpo.errors import PlanError
+from slmgrpo.errors import RunError
 from slmgrpo.plan import plan
 from slmgrpo.recipe_load import load
 from slmgrpo.run import RunDir
@@ -50,7 +50,7 @@ def train(folder: Path) -> dict[str, Any]:
     try:
         app(refused, standalone_mode=False)
         message = "not refused"
-    except PlanError as error:
+    except RunError as error:
         message = str(error)
     return {"gaps": gaps, "refusal": message}
 

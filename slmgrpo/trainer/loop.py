@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from slmgrpo.callbacks import FormWatch, Observer, rollout_metrics, sample_lines, step_metrics
 from slmgrpo.data import PromptSampler
-from slmgrpo.errors import PlanError, RunError
+from slmgrpo.errors import PlanError
+from slmgrpo.guards import Watch
 from slmgrpo.interrupt import Interrupts
 from slmgrpo.model import Policy
 from slmgrpo.plan import Plan
@@ -48,10 +50,13 @@ class Context:
     scheduler: Any
     observer: Observer
     interrupts: Interrupts
+    guards: Watch
     evaluate: Callable[[int], Any]
     step: int = 0
     packed: bool | None = None
     """Which log-prob path runs; decided at the first rows with a signal."""
+    whole: bool = True
+    """Whether this is a state to go on from: all updates of a rollout made, its metrics and samples written."""
 
 
 @dataclass
@@ -87,14 +92,16 @@ def train(ctx: Context) -> None:
             progress=ctx.observer.progress,
         )
         rewards = [[member.reward for member in group.members] for group in groups]
+        ctx.guards.rewards(ctx.step + 1, groups, recipe.grading.max_error_rate)
         weights = advantages(rewards, recipe.loss.scale_rewards)
         rollout = rollout_metrics(groups, weights, token_class)
         micros, dropped = _micro_batches(ctx, groups, weights)
         run_rows = [row for micro in micros for row in micro.rows]
         padded = packing.micro_batches(run_rows, recipe.train.micro_batch_tokens, packed=False)
         clock.lap("other")
-        lines, policy_stats = [], {}
-        with ctx.interrupts.held():  # a checkpoint is only whole between rollouts
+        lines, policy_stats, stop = [], {}, None
+        with ctx.interrupts.held():  # a second signal does not wait, so `whole` says whether the state can be saved
+            ctx.whole = False
             for update in range(min(updates, ctx.plan.steps - ctx.step)):
                 policy_stats = _optimise(ctx, groups, micros, clock)
                 ctx.step += 1
@@ -114,6 +121,7 @@ def train(ctx: Context) -> None:
                         rule_times=ctx.pool.stats(),
                     )
                 )
+                stop = ctx.guards.step(lines[-1], ctx.policy.trainable()) or stop
                 if update + 1 < updates:
                     clock = Clock()
             for row, group in zip(rows, rewards, strict=True):
@@ -121,13 +129,17 @@ def train(ctx: Context) -> None:
             ctx.run.append(ctx.run.metrics, lines)
             if passes(recipe.train.samples_every, ctx.step, updates):
                 ctx.run.append(ctx.run.samples, sample_lines(ctx.step, groups, weights))
-            ctx.run.status("running", ctx.step)
+            ctx.run.status("running", ctx.step, warnings=ctx.guards.warnings)
+            ctx.whole = True
             for line in lines:
                 ctx.observer.step(line)
             for warning in form_watch.see(groups):
                 log.warning("%s", warning)
                 ctx.observer.warn(warning)
-            if passes(recipe.train.save_every, ctx.step, updates) or ctx.step >= ctx.plan.steps:
+            if stop:
+                raise stop
+            due = passes(recipe.train.save_every, ctx.step, updates) and not lines[-1].get("nonfinite")
+            if due or ctx.step >= ctx.plan.steps:
                 save(ctx)
         if passes(recipe.train.eval_every, ctx.step, updates) and ctx.step < ctx.plan.steps:
             ctx.evaluate(ctx.step)
@@ -150,7 +162,7 @@ def _micro_batches(ctx: Context, groups: Sequence[Group], weights: list[list[flo
     ]
     rows = [TokenRow(prompt, completion.token_ids) for prompt, completion, _ in kept]
     if rows and ctx.packed is None:
-        ctx.packed = _packed_path(ctx, rows)
+        ctx.packed = _first_rows(ctx, rows, [completion.log_probs for _, completion, _ in kept])
     batches = packing.micro_batches(rows, recipe.train.micro_batch_tokens, packed=bool(ctx.packed))
     micros = [
         Micro(
@@ -164,18 +176,30 @@ def _micro_batches(ctx: Context, groups: Sequence[Group], weights: list[list[flo
     return micros, len(every) - len(kept)
 
 
-def _packed_path(ctx: Context, rows: Sequence[TokenRow]) -> bool:
-    """Whether log-probs take the packed path: where the model allows it and a group's first and last row agree."""
-    reason = packing.can_pack(ctx.policy.model, longest_row=ctx.plan.max_length)
-    if reason is None:
-        group = [row for row in rows if row.prompt_ids == rows[0].prompt_ids]
-        reason = packing.differs_when_packed(ctx.policy.model, [group[0], group[-1]], ctx.recipe.sampling.temperature)
+def _first_rows(ctx: Context, rows: Sequence[TokenRow], sampler: Sequence[Sequence[float]]) -> bool:
+    """Whether log-probs take the packed path; by a group's first and last row, which the sampler must agree on too."""
+    model, limits, temperature = ctx.policy.model, ctx.recipe.guards, ctx.recipe.sampling.temperature
+    group = [i for i, row in enumerate(rows) if row.prompt_ids == rows[0].prompt_ids]
+    ends = [rows[i] for i in (group[0], group[-1])]
+    gap = packing.sampler_gap(model, ends, [sampler[group[0]], sampler[group[-1]]], temperature)
+    allowed = limits.engine_parity or packing.precision_of(model)
+    if gap is not None and not gap <= allowed:
+        what = f"sampler ({ctx.engine.name}) and trainer differ by {gap:.2g} nats a token, the limit is {allowed:g}"
+        ctx.guards.breach("engine_parity", what, gap)
+    reason = packing.can_pack(model, longest_row=ctx.plan.max_length)
+    if reason is None and ctx.guards.action("log_prob_paths") != "off":
+        reason = packing.differs_when_packed(model, ends, temperature, allowed=limits.log_prob_paths)
+        if reason:
+            ctx.guards.breach("log_prob_paths", reason)
     log.info("log-prob path: %s", "packed" if reason is None else f"plain, since {reason}")
     return reason is None
 
 
-def _optimise(ctx: Context, groups: Sequence[Group], micros: list[Micro], clock: Clock) -> dict[str, float]:
-    """One optimizer step on the whole rollout; returns means per token, the gradient norm and the learning rate."""
+def _optimise(ctx: Context, groups: Sequence[Group], micros: list[Micro], clock: Clock) -> dict[str, Any]:
+    """One optimizer step on the whole rollout; returns means per token, the gradient norm and the learning rate.
+
+    Where loss or gradient is not finite the adapter stays as it is.
+    """
     recipe, settings = ctx.recipe, ctx.recipe.loss
     model, parameters = ctx.policy.model, [p for _, p in ctx.policy.trainable()]
     members = [member for group in groups for member in group.members]
@@ -221,18 +245,44 @@ def _optimise(ctx: Context, groups: Sequence[Group], micros: list[Micro], clock:
     for p in parameters:
         if p.grad is None:
             p.grad = torch.zeros_like(p)
-    norm = float(torch.nn.utils.clip_grad_norm_(parameters, recipe.optimizer.max_grad_norm))
-    if not math.isfinite(norm) or not math.isfinite(loss):
-        raise RunError(
-            f"step {ctx.step + 1}: loss {loss} and gradient norm {norm} are not finite; resume with a smaller "
-            "optimizer.learning_rate, or model.dtype=float32"
-        )
+    total = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
+    norm = float(total)
     rate = ctx.scheduler.get_last_lr()[0]
-    ctx.optimizer.step()
-    ctx.scheduler.step()
+    stats: dict[str, Any] = {"loss": loss, **losses.mean_stats(sums, norms), "grad_norm": norm, "learning_rate": rate}
+    if math.isfinite(norm) and math.isfinite(loss):
+        torch.nn.utils.clip_grads_with_norm_(parameters, recipe.optimizer.max_grad_norm, total)
+        ctx.optimizer.step()
+    else:
+        _dump(ctx, micros, loss, norm)
+        stats = {name: value if math.isfinite(value) else None for name, value in stats.items()} | {"nonfinite": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch warns where a first step was left out
+        ctx.scheduler.step()
     ctx.optimizer.zero_grad(set_to_none=True)
     clock.lap("optimizer")
-    return {"loss": loss, **losses.mean_stats(sums, norms), "grad_norm": norm, "learning_rate": rate}
+    return stats
+
+
+def _dump(ctx: Context, micros: Sequence[Micro], loss: float, norm: float) -> None:
+    """The batch of a step whose loss or gradient is not finite, for inspection: RUN/nonfinite/step_N.json."""
+    decode = ctx.policy.tokenizer.decode
+    rows = [
+        {
+            "prompt": decode(row.prompt_ids),
+            "completion": decode(row.completion_ids),
+            "prompt_ids": row.prompt_ids,
+            "completion_ids": row.completion_ids,
+            "advantage": advantage,
+            "sampler_log_probs": list(map(str, known)),
+            "log_probs": list(map(str, () if micro.old is None else micro.old[i, : len(row.completion_ids)].tolist())),
+        }
+        for micro in micros
+        for i, (row, advantage, known) in enumerate(zip(micro.rows, micro.advantages, micro.sampler, strict=True))
+    ]
+    bad = [name for name, p in ctx.policy.trainable() if p.grad is not None and not p.grad.isfinite().all()]
+    weights = [name for name, p in ctx.policy.trainable() if not p.isfinite().all()]
+    found = {"loss": str(loss), "grad_norm": str(norm), "gradients_not_finite": bad, "weights_not_finite": weights}
+    ctx.run.write_json(f"nonfinite/step_{ctx.step + 1}.json", {**found, "rows": rows})
 
 
 def _prepare(ctx: Context, micros: list[Micro]) -> tuple[Tensor | None, int | None]:

@@ -7,10 +7,12 @@ tokens x tokens mask exists. Unsloth's CUDA model takes the same row in its own 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -221,27 +223,53 @@ def can_pack(model: Any, *, longest_row: int) -> str | None:
     return None
 
 
-def differs_when_packed(model: Any, rows: Sequence[TokenRow], temperature: float) -> str | None:
+def precision_of(model: Any) -> float:
+    """Nats a token that two right ways to the same log-probs may differ by, in this model's precision."""
+    return PARITY[decoder_of(model).dtype]
+
+
+def sampler_gap(
+    model: Any, rows: Sequence[TokenRow], sampler: Sequence[Sequence[float]], temperature: float
+) -> float | None:
+    """Mean difference a token between sampler and plain pass, without dropout; None where the sampler says nothing."""
+    scores = _scored(log_probs, model, rows, temperature)
+    pairs = [
+        (float(score), known)
+        for own, reported in zip(scores.log_probs, sampler, strict=True)
+        for score, known in zip(own, reported, strict=False)
+        if not math.isnan(known)
+    ]
+    return fmean(abs(score - known) for score, known in pairs) if pairs else None
+
+
+def differs_when_packed(
+    model: Any, rows: Sequence[TokenRow], temperature: float, *, allowed: float | None = None
+) -> str | None:
     """Compare packed and plain log-probs of a few rows without dropout; a message where they differ too much."""
-    was_training = model.training
-    model.eval()
+    plain = _scored(log_probs, model, rows, temperature)
     try:
-        with torch.no_grad():
-            plain = log_probs(model, rows, temperature)
-            packed = packed_log_probs(model, rows, temperature)
+        packed = _scored(packed_log_probs, model, rows, temperature)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # on CUDA a kernel is compiled for it, which not every machine can
         if device_of(model).type != "cuda":
             raise
         return f"the packed pass failed ({type(error).__name__}: {str(error).strip().splitlines()[0]})"
-    finally:
-        model.train(was_training)
     gap = float((packed.log_probs - plain.log_probs).abs().sum() / plain.mask.sum().clamp(min=1))
-    allowed = PARITY[decoder_of(model).dtype]
+    allowed = allowed or precision_of(model)
     if gap <= allowed:  # not so for NaN
         return None
     return f"packed and plain log-probs differ by {gap:.2g} a token on average, more than {allowed}"
+
+
+def _scored(path: Callable[..., LogProbs], model: Any, rows: Sequence[TokenRow], temperature: float) -> LogProbs:
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            return path(model, rows, temperature)
+    finally:
+        model.train(was_training)
 
 
 def micro_batches(rows: Sequence[TokenRow], token_limit: int, *, packed: bool) -> list[list[int]]:

@@ -22,7 +22,8 @@ import torch
 
 from slmgrpo import prompts
 from slmgrpo.callbacks import rollout_metrics, sample_lines, step_metrics
-from slmgrpo.errors import PlanError, RunError
+from slmgrpo.errors import PlanError
+from slmgrpo.guards import GuardStop, message
 from slmgrpo.model import quiet
 from slmgrpo.rollout.engine import Completion, Request
 from slmgrpo.rollout.groups import Group, generate_and_grade
@@ -47,7 +48,7 @@ METRICS = {
 
 
 def prepare(ctx: Context) -> Callable[[], None]:
-    """Build TRL's trainer, write resolved.json and refuse a difference from the recipe; returns what trains to the end.
+    """Build TRL's trainer, write resolved.json, guard against a difference from the recipe; returns what trains on.
 
     Nothing is learned before the returned function is called.
     """
@@ -75,7 +76,8 @@ def prepare(ctx: Context) -> Callable[[], None]:
             "held": {name: trl_config.plain(value) for name, value in trainer.args.to_dict().items()},
         },
     )
-    trl_config.refuse(found, engine)
+    if found:
+        ctx.guards.breach("configuration", trl_config.as_text(found, engine), trl_config.as_json(found))
     log.info("trainer: %s (%s)", engine, _path(recipe.model.backend, device, kind.__name__))
     for note in trl_config.notes(recipe, asked):
         log.warning("%s", note)
@@ -208,6 +210,7 @@ class Steps:
             clock=self.clock,
             progress=ctx.observer.progress,
         )
+        ctx.guards.rewards(ctx.step + 1, self.groups, ctx.recipe.grading.max_error_rate)
         rewards = [[member.reward for member in group.members] for group in self.groups]
         self.weights = advantages(rewards, ctx.recipe.loss.scale_rewards)
         self.rollout = rollout_metrics(self.groups, self.weights)
@@ -245,10 +248,8 @@ class Steps:
         self.clock.lap("forward_backward")
         gradients = [p.grad for _, p in self.ctx.policy.trainable() if p.grad is not None]
         if not all(torch.isfinite(gradient).all() for gradient in gradients):
-            raise RunError(
-                f"step {self.ctx.step + 1}: the gradient is not finite; start again with a smaller "
-                "optimizer.learning_rate, or model.dtype=float32"
-            )
+            what = f"step {self.ctx.step + 1}: the gradient is not finite, and TRL would take the step all the same"
+            raise GuardStop("nonfinite", message("nonfinite", what))
         self._held.enter_context(self.ctx.interrupts.held())
 
     def after_update(self, step: int, logs: Mapping[str, Any]) -> None:
@@ -257,14 +258,18 @@ class Steps:
         policy = {ours: logs[theirs] for theirs, ours in METRICS.items() if logs.get(theirs) is not None}
         rows = sum(len(group.members) for group in self.groups)
         line = step_metrics(step, self.rollout, policy, self.clock, trained=rows, dropped=0)
+        stop = ctx.guards.step(line, ctx.policy.trainable())
         self.clock, self.micro_batches = Clock(), 0
         ctx.run.append(ctx.run.metrics, [line])
         last = step >= ctx.plan.steps
         rollout_ends = step % train.updates_per_rollout == 0 or last
         if rollout_ends and passes(train.samples_every, step, train.updates_per_rollout):
             ctx.run.append(ctx.run.samples, sample_lines(step, self.groups, self.weights))
-        ctx.run.status("running", step)
+        ctx.run.status("running", step, warnings=ctx.guards.warnings)
         ctx.observer.step(line)
+        if stop:
+            self._held.close()
+            raise stop
         if last or (rollout_ends and passes(train.save_every, step, train.updates_per_rollout)):
             save(ctx)
         self._held.close()

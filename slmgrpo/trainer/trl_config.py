@@ -216,14 +216,10 @@ def differences(recipe: Recipe, plan: Plan, asked: Mapping[str, Any], trainer: A
     return found
 
 
-def refuse(found: list[Difference], engine: str) -> None:
-    """End the run before it has learned anything, where the engine would learn something else than the recipe says."""
-    if found:
-        lines = "\n".join(f"  {difference}" for difference in found)
-        raise PlanError(
-            f"trainer=trl: {engine} changed {len(found)} setting{'s' * (len(found) > 1)}, so nothing was trained\n"
-            f"{lines}\nset the recipe to what the engine does, or use trainer=slmgrpo"
-        )
+def as_text(found: list[Difference], engine: str) -> str:
+    """What an engine would learn otherwise than the recipe says."""
+    lines = "\n".join(f"  {difference}" for difference in found)
+    return f"trainer=trl: {engine} changed {len(found)} setting{'s' * (len(found) > 1)}\n{lines}\n"
 
 
 def plain(value: Any) -> Any:
