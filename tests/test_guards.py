@@ -76,7 +76,7 @@ def rules(folder: Path, body: str) -> str:
 
 
 def test_completions_that_are_all_alike_stop_the_run_which_goes_on_with_the_guard_off(tmp_path: Path) -> None:
-    cold = ("sampling.top_k=1", "train.steps=5")
+    cold = ("sampling.top_k=1", "sampling.engine=hf", "train.steps=5")
     seen = trained(tmp_path / "run", *cold)
     assert "guard unique: step 3: " in seen.error and "0 all alike" in seen.error and "3 steps in a row" in seen.error
     assert "--set guards.actions.unique=warn" in seen.error and "--resume" in seen.error
@@ -201,8 +201,8 @@ def test_an_engine_that_never_gets_the_adapter_is_named(tmp_path: Path, monkeypa
 def test_a_packed_pass_that_is_wrong_steps_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = packing.layout_of
 
-    def shifted(*arguments: Any) -> packing.Layout:
-        layout = right(*arguments)
+    def shifted(*arguments: Any, **named: Any) -> packing.Layout:
+        layout = right(*arguments, **named)
         layout.positions.add_(3 * (layout.positions > 8))  # completions start three places late
         return layout
 
