@@ -69,7 +69,7 @@ def _device() -> Finding:
 
 
 def _engines(device: Finding) -> Finding:
-    return Finding("engines", "ok", "hf")
+    return Finding("engines", "ok", "hf, vllm" if importlib.util.find_spec("vllm") else "hf")
 
 
 def _sandbox() -> list[Finding]:

@@ -246,6 +246,11 @@ def _notes(recipe: Recipe, steps: int, group_tokens: int) -> Iterator[str]:
         yield f"the last rollout serves {steps % train.updates_per_rollout} of {train.updates_per_rollout} updates"
     if sampling.engine == "hf" and recipe.model.backend == "unsloth":
         yield "engine hf with backend unsloth runs on a CPU only; on CUDA set model.backend: transformers"
+    if sampling.engine == "vllm":
+        yield (
+            "engine vllm holds the base model a second time, in main memory while it sleeps; "
+            f"sampling.vllm_memory={sampling.vllm_memory:g} of each GPU must have room for it and its cache"
+        )
 
 
 def describe(plan: Plan) -> list[tuple[str, str]]:

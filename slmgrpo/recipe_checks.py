@@ -45,6 +45,12 @@ def _model(recipe: Recipe) -> Iterator[Clash]:
     if sampling.engine == "unsloth" and model.backend != "unsloth":
         text = "engine unsloth writes with unsloth's model; set model.backend: unsloth, or sampling.engine: auto"
         yield Clash((("sampling", "engine"), ("model", "backend")), text)
+    if sampling.engine == "vllm" and model.load_in_4bit:
+        text = "engine vllm would write with 16-bit weights while 4-bit ones are trained; set model.load_in_4bit: false"
+        yield Clash((("sampling", "engine"), ("model", "load_in_4bit")), text)
+    if sampling.engine == "vllm" and sampling.temperature < 0.01:
+        text = f"vLLM draws at 0.01 where {sampling.temperature:g} is asked; set at least 0.01"
+        yield Clash((("sampling", "temperature"), ("sampling", "engine")), text)
     start = recipe.adapter is not None or recipe.cold_start is not None
     if recipe.merge_adapter and not start:
         yield Clash((("merge_adapter",),), "there is no adapter and no cold_start to merge; take it out")
@@ -222,19 +228,25 @@ def _loss(recipe: Recipe) -> Iterator[Clash]:
 
 def _correction(recipe: Recipe) -> Iterator[Clash]:
     """The hf engine reports log-probs before its filters; vLLM renormalises by them, which would bias every ratio."""
-    sampling = recipe.sampling
+    sampling, loss = recipe.sampling, recipe.loss
     filters = [
         name
         for name, on in (("top_p", sampling.top_p < 1), ("top_k", sampling.top_k > 0), ("min_p", sampling.min_p > 0))
         if on
     ]
-    if not filters or sampling.engine == "hf" or recipe.loss.sampling_correction == "none":
+    if not filters or sampling.engine == "hf":
         return
-    text = (
-        f"{recipe.loss.sampling_correction} needs unfiltered log-probs, which vLLM does not give with "
-        f"sampling.{filters[0]}; set loss.sampling_correction: none, or take {' and '.join(filters)} out"
-    )
-    yield Clash((("loss", "sampling_correction"), *(("sampling", name) for name in filters)), text)
+    readers = []
+    if loss.sampling_correction != "none":
+        readers.append(("sampling_correction", loss.sampling_correction, "none"))
+    if loss.off_policy_mask_threshold is not None:
+        readers.append(("off_policy_mask_threshold", "the off-policy mask", "null"))
+    for name, what, way_out in readers:
+        text = (
+            f"{what} needs unfiltered log-probs, which vLLM does not give with "
+            f"sampling.{filters[0]}; set loss.{name}: {way_out}, or take {' and '.join(filters)} out"
+        )
+        yield Clash((("loss", name), *(("sampling", name) for name in filters)), text)
 
 
 def _guards(recipe: Recipe) -> Iterator[Clash]:

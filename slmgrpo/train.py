@@ -83,7 +83,7 @@ def train(
             heldout = _prompted(heldout_rows, recipe.data.heldout, heldout_rules, recipe, policy.tokenizer)
             _check_lengths(train_rows, prompted, recipe)
             cold_rows = _cold_rows(recipe, base)
-            engine, optimizer = _engine(recipe, policy), loop.optimizer_of(recipe.optimizer, policy)
+            engine, optimizer = _engine(recipe, plan, policy), loop.optimizer_of(recipe.optimizer, policy)
             sampler = data.PromptSampler([p.row for p in prompted.values()], recipe.seed, recipe.train.prompts_per_step)
             run = resume or _new_run(recipe, plan, base, out)
             with _logging_to(run), trackers.tracked(observer, recipe, run) as watched:
@@ -95,7 +95,7 @@ def train(
                 _log_data(recipe, (train_rows, prompted), (heldout_rows, heldout))
                 if cold_rows:
                     policy = _cold_started(recipe, plan, policy, cold_rows, run, base, watched)
-                    engine, optimizer = _engine(recipe, policy), loop.optimizer_of(recipe.optimizer, policy)
+                    engine, optimizer = _engine(recipe, plan, policy), loop.optimizer_of(recipe.optimizer, policy)
                 ctx = loop.Context(
                     recipe=recipe,
                     plan=plan,
@@ -256,14 +256,18 @@ def _cold_started(
     return policy
 
 
-def _engine(recipe: Recipe, policy: model.Policy) -> Engine:
-    """The engine that `sampling.engine` names; auto is hf, the only one of this version."""
-    from slmgrpo.rollout.hf import HfEngine
-
+def _engine(recipe: Recipe, plan: Plan, policy: model.Policy) -> Engine:
+    """The engine that `sampling.engine` names; auto is hf. vLLM itself starts when it first writes."""
     name = recipe.sampling.engine
+    if name == "vllm":
+        from slmgrpo.rollout.vllm import VllmEngine
+
+        return VllmEngine(policy, recipe, plan)
     if name in ("auto", "hf"):
+        from slmgrpo.rollout.hf import HfEngine
+
         return HfEngine(policy.model, policy.tokenizer, recipe.sampling, recipe.seed)
-    raise PlanError(f"sampling.engine={name}: this version has the hf engine only; set sampling.engine=auto")
+    raise PlanError(f"sampling.engine={name}: this version has the engines hf and vllm; set sampling.engine=auto")
 
 
 def _new_run(recipe: Recipe, plan: Plan, base: Path, out: Path | None) -> RunDir:

@@ -176,6 +176,15 @@ APPENDED = [
         "sampling.top_p; set loss.sampling_correction: none, or take top_p and top_k out",
     ),
     (
+        "sampling: {engine: vllm, min_p: 0.1}\nloss: {sampling_correction: none, off_policy_mask_threshold: 0.5}",
+        "line 6: loss.off_policy_mask_threshold: the off-policy mask needs unfiltered log-probs, which vLLM does not "
+        "give with sampling.min_p; set loss.off_policy_mask_threshold: null, or take min_p out",
+    ),
+    (
+        "sampling: {engine: vllm, temperature: 0.001}",
+        "line 5: sampling.temperature: vLLM draws at 0.01 where 0.001 is asked; set at least 0.01",
+    ),
+    (
         "loss: {beta: 0.01}\nadapter: runs/a",
         "line 5: loss.beta: with adapter the KL penalty would pull back to the base without it; set merge_adapter: "
         "true (the reference is then the merged model), or loss.beta: 0",
@@ -237,6 +246,11 @@ WHOLE = [
         BASE.replace("{source: tiny:math}", "'file:\"a.jsonl'"),
         "line 2: data.train.0: must be a mapping with source, split, config, columns, ..., not the text "
         '\'file:"a.jsonl\'; write {source: "file:\\"a.jsonl"}',
+    ),
+    (
+        BASE.replace("model: tiny", "model: {id: a/b, load_in_4bit: true}") + "sampling: {engine: vllm}",
+        "line 5: sampling.engine: engine vllm would write with 16-bit weights while 4-bit ones are trained; "
+        "set model.load_in_4bit: false",
     ),
     (
         BASE.replace("model: tiny", "model: {id: tiny, revision: main}"),

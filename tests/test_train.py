@@ -130,7 +130,11 @@ BAD_INPUT = {
     "unknown key": (["train", "quickstart", "--set", "sampling.group_sise=4"], "did you mean `group_size`?"),
     "no such run": (["train", "--resume", "runs/none"], "no such run directory"),
     "resume with --set": (["train", "--resume", "x", "--set", "train.steps=1"], "start a new run"),
-    "engine that is not there": (["train", "quickstart", "--set", "sampling.engine=vllm"], "sampling.engine"),
+    "engine that is not there": (["train", "quickstart", "--set", "sampling.engine=unsloth"], "sampling.engine"),
+    "vllm that is not installed": (
+        ["train", "quickstart", "--set", "sampling.engine=vllm"],
+        "sampling.engine=vllm: vLLM is not installed; pip install 'slmgrpo[vllm]'",
+    ),
     "rule that is not there": (
         ["train", "quickstart", "--set", "data.train.0.rewards=[{use: math.corect}]"],
         "correct",
