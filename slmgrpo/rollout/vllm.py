@@ -164,7 +164,8 @@ class VllmEngine:
     def _start(self) -> Any:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        with quiet(), torch.random.fork_rng(), tempfile.TemporaryDirectory() as scratch:
+        devices = [torch.cuda.current_device()] if self._cuda else []
+        with quiet(), torch.random.fork_rng(devices), tempfile.TemporaryDirectory() as scratch:
             from vllm.engine.arg_utils import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -193,6 +194,7 @@ class VllmEngine:
             "max_lora_rank": next((room for room in RANKS if room >= rank), rank),
             "logprobs_mode": "processed_logprobs",
             "max_logprobs": -1,
+            "async_scheduling": False,  # no batch may be in flight when the engine goes to sleep
             "disable_log_stats": True,
             "distributed_executor_backend": "external_launcher" if _beside_other_ranks() else "uni",
         }
@@ -271,9 +273,10 @@ class VllmEngine:
         return Completion(request.index, member, ids, log_probs, finish)
 
     def _tempered(self, token_ids: Sequence[int], log_probs: Sequence[float], token_id: int) -> float:
-        """A greedy token's log-prob under the temperature; vLLM reports the vocabulary's at 1."""
-        scores = torch.tensor(log_probs) / self._recipe.sampling.temperature
-        return float(scores[token_ids.index(token_id)] - scores.logsumexp(0))
+        """A greedy token's log-prob under the temperature; vLLM lists the vocabulary's at 1, the token's twice."""
+        scores = dict(zip(token_ids, log_probs, strict=True))
+        temperature = self._recipe.sampling.temperature
+        return scores[token_id] / temperature - float((torch.tensor(list(scores.values())) / temperature).logsumexp(0))
 
 
 def _beside_other_ranks() -> bool:

@@ -1,4 +1,4 @@
-"""Seconds per rollout of SmolLM2-135M: the hf engine against transformers' generate; the last line is JSON.
+"""Seconds per rollout of SmolLM2-135M: our engines against transformers' generate; the last line is JSON.
 
 Both sides write the same numbers of tokens for the same prompts (groups of 8, temperature 1, no filters), in turn, in
 one process, and the fastest of the repetitions counts. Lengths are forced, so that weights do not matter. `generate`
@@ -6,15 +6,19 @@ gets all rows as one left-padded batch, as trainers call it, and returns no log-
     python tests/benchmarks/engines.py [--quick] [--weights FOLDER]
 hf_equal: all prompts and all completions of the same length, which is generate's best case. hf_ragged: lengths of
 ../shared/traces (math; log-normal ones of the same spread where that is absent). Both are generate's time / ours.
+vllm_ragged: where vLLM is installed, the hf engine's time / the vllm engine's on the ragged lengths, both with an
+adapter of rank 16 (vLLM's CPU build applies one by plain gathers, which says nothing of its CUDA kernels).
 noise_share: part of a sampling step (64 rows, the model's vocabulary) that goes into the keyed noise.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import random
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -72,6 +76,10 @@ def main() -> None:
         "hf_equal": compare("equal", model, equal, 2 * repeats),
         "hf_ragged": compare("ragged", model, ragged, repeats),
     }
+    if importlib.util.find_spec("vllm") is None:
+        print("vllm_ragged: not measured, vLLM is not installed here")
+    else:
+        results["vllm_ragged"] = compare_vllm(model, ragged, repeats)
     results["noise_share"] = noise_share(model.config.vocab_size)
     print(json.dumps({name: round(value, 3) for name, value in results.items()}))
 
@@ -181,6 +189,55 @@ def generate(model: Any, load: Load) -> int:
     )
     columns = torch.arange(written.shape[1] - longest)
     return int((columns < limits[:, None]).sum())
+
+
+def compare_vllm(model: Any, load: Load, repeats: int) -> float:
+    """The hf engine's fastest time over the vllm engine's, the policy's adapter on in both."""
+    from peft import LoraConfig, get_peft_model
+
+    from slmgrpo.model import Policy
+    from slmgrpo.plan import plan
+    from slmgrpo.recipe_load import load as load_recipe
+    from slmgrpo.rollout.vllm import VllmEngine
+
+    class ForcedVllm(VllmEngine):
+        def _asked(self, request: Request, member: int, step: int) -> Any:
+            return super()._asked(replace(request, max_tokens=load.lengths[request.index][member]), member, step)
+
+    class Tokenizer:
+        eos_token_id = 0
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        adapted = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
+        policy = Policy(adapted, Tokenizer(), folder, "transformers", torch.device("cpu"))
+        longest = max(map(len, load.prompts)) + max(map(max, load.lengths))
+        sizes = [f"prompt.max_tokens={longest}", f"train.prompts_per_step={len(load.prompts)}", "sampling.max_tokens=1"]
+        recipe = load_recipe("smollm2_135m_arithmetic", sizes).recipe
+        engine = ForcedVllm(policy, recipe, plan(recipe, rows=1, base=Path()))
+        engine.end_ids = frozenset()
+        list(engine.generate([], step=0))  # starts vLLM
+        members = tuple(range(GROUP))
+        requests = [
+            Request(i, prompt, members, i, max(lengths))
+            for i, (prompt, lengths) in enumerate(zip(load.prompts, load.lengths, strict=True))
+        ]
+        times: dict[str, list[float]] = {"hf": [], "vllm": []}
+        for _ in range(repeats):
+            start = time.perf_counter()
+            assert ours(adapted, load) == load.tokens
+            times["hf"].append(time.perf_counter() - start)
+            engine._llm.reset_prefix_cache()
+            start = time.perf_counter()
+            assert sum(len(c.token_ids) for c in engine.generate(requests, step=0)) == load.tokens
+            times["vllm"].append(time.perf_counter() - start)
+        engine.close()
+    hf, vllm = min(times["hf"]), min(times["vllm"])
+    print(
+        f"ragged, with an adapter: hf {hf:.2f} s ({load.tokens / hf:.0f} tokens/s), "
+        f"vllm {vllm:.2f} s ({load.tokens / vllm:.0f} tokens/s)"
+    )
+    return hf / vllm
 
 
 def noise_share(vocabulary: int) -> float:
