@@ -169,7 +169,8 @@ def _written(completion: Completion, problem: Problem, engine: Engine, tokenizer
 def _out_of_memory(error: Exception) -> bool:
     import torch
 
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    causes = (error, error.__cause__)  # an engine may have said it in its own words
+    return any(isinstance(e, torch.OutOfMemoryError) or "can't allocate memory" in str(e) for e in causes)
 
 
 def _free_memory() -> None:

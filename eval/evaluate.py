@@ -15,7 +15,7 @@ from slmgrpo.data import Row
 from slmgrpo.errors import RecipeError
 from slmgrpo.eval import scores, store, suites
 from slmgrpo.eval.complete import BATCH_TOKENS, Ask, Problem, Written, complete_within_memory
-from slmgrpo.eval.grading import Grader, label_answers
+from slmgrpo.eval.grading import Graded, Grader, label_answers
 from slmgrpo.eval.rows import rows_of
 from slmgrpo.eval.samples import lines_of
 from slmgrpo.eval.targets import Target
@@ -66,13 +66,27 @@ class Options:
 
 
 @dataclass(frozen=True)
-class _Unit:
+class Unit:
+    """One target on one suite, all of it checked; its results go to `folder`."""
+
     target: Target
     loaded: suites.Loaded
     problems: list[Problem]
     settings: dict[str, Any]
     folder: Path
     ask: Ask
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(**{name: self.settings[name] for name in ("temperature", "top_p", "top_k", "stop")})
+
+    def origin(self, options: Options) -> dict[str, Any]:
+        """Where problems and rules came from, for `slmgrpo eval regrade`."""
+        return {
+            "suite": self.loaded.suite.model_dump(mode="json", by_alias=True),
+            "base": str(self.loaded.base.resolve()),
+            "data": str(options.data.resolve()) if options.data else None,
+        }
 
 
 def evaluate(
@@ -88,7 +102,7 @@ def evaluate(
     read = {}
     for suite in loaded:
         read[suite.name], notes = rows_of(suite, data=options.data, limit=options.limit)
-        for note in [*notes, *_warnings(suite)]:
+        for note in [*notes, *warnings(suite)]:
             watcher.note(note)
     groups: dict[Any, list[Target]] = {}
     for target in targets:
@@ -116,14 +130,9 @@ def _evaluate_base(
 
     watcher.stage(f"loading {targets[0].base.model.id}")
     bench = Bench(targets[0].base, targets)
-    units = [_unit(bench, target, suite, read[suite.name], options) for suite in loaded for target in targets]
+    units = [unit_of(bench, target, suite, read[suite.name], options) for suite in loaded for target in targets]
     for unit in units:
-        origin = {
-            "suite": unit.loaded.suite.model_dump(mode="json", by_alias=True),
-            "base": str(unit.loaded.base.resolve()),
-            "data": str(options.data.resolve()) if options.data else None,
-        }
-        store.open_folder(unit.folder, unit.settings, origin, fresh=options.fresh)
+        store.open_folder(unit.folder, unit.settings, unit.origin(options), fresh=options.fresh)
     missing = [unit for unit in units if not store.finished(unit.folder)]
     total = sum(len(unit.problems) * (unit.ask.samples + unit.ask.greedy) for unit in missing)
     done = 0
@@ -136,7 +145,8 @@ def _evaluate_base(
             yield store.load(unit.folder, unit.target.label)
 
 
-def _unit(bench: Any, target: Target, loaded: suites.Loaded, rows: Sequence[Row], options: Options) -> _Unit:
+def unit_of(bench: Any, target: Target, loaded: suites.Loaded, rows: Sequence[Row], options: Options) -> Unit:
+    """Render and check. bench: anything with `tokenizer`, `context` (tokens or None) and `dtype`."""
     suite, sampling = loaded.suite, loaded.suite.sampling
     rules, also = loaded.rules()
     if options.best_of:
@@ -178,7 +188,7 @@ def _unit(bench: Any, target: Target, loaded: suites.Loaded, rows: Sequence[Row]
         "scale": target.scale,
     }
     ask = Ask(drawn, greedy, max(budgets))
-    return _Unit(target, loaded, problems, chosen, target.home / suite.name, ask)
+    return Unit(target, loaded, problems, chosen, target.home / suite.name, ask)
 
 
 def chooser(use: str, base: Path) -> Reward:
@@ -204,7 +214,7 @@ def _budgets(loaded: suites.Loaded, options: Options, longest: int, context: int
     return wanted
 
 
-def _warnings(loaded: suites.Loaded) -> Iterator[str]:
+def warnings(loaded: suites.Loaded) -> Iterator[str]:
     suite = loaded.suite
     if suite.group and not suite.verified:
         yield f"{suite.name}: not verified: no test has graded real rows of it"
@@ -213,26 +223,23 @@ def _warnings(loaded: suites.Loaded) -> Iterator[str]:
 
 
 def _run(
-    unit: _Unit, bench: Any, options: Options, pool: Pool, watcher: Watcher, position: tuple[int, int]
+    unit: Unit, bench: Any, options: Options, pool: Pool, watcher: Watcher, position: tuple[int, int]
 ) -> store.Evaluated:
     """Write what is missing, grade everything, leave scores and samples. position: (done before, of how many)."""
     from slmgrpo.rollout.hf import HfEngine
 
     settings, started = unit.settings, time.perf_counter()
-    sampling = Sampling(
-        temperature=settings["temperature"], top_p=settings["top_p"], top_k=settings["top_k"], stop=settings["stop"]
-    )
     grader = Grader(unit.problems, pool, max_error_rate=options.grading.max_error_rate)
     done, total = position
     with store.partial(unit.folder) as (file, saved), bench.turned_into(unit.target) as model:
         for one in saved:
-            _submit(one, settings["budgets"], bench.tokenizer, grader)
+            submit(one, settings["budgets"], bench.tokenizer, grader)
         done += len(saved)
         for one in complete_within_memory(
             unit.problems,
             unit.ask,
             make_engine=lambda tokens: HfEngine(
-                model, bench.tokenizer, sampling, settings["seed"], max_batch_tokens=tokens
+                model, bench.tokenizer, unit.sampling, settings["seed"], max_batch_tokens=tokens
             ),
             tokenizer=bench.tokenizer,
             note=watcher.note,
@@ -241,19 +248,24 @@ def _run(
         ):
             file.write(store.completion_line(one))
             file.flush()
-            _submit(one, settings["budgets"], bench.tokenizer, grader)
+            submit(one, settings["budgets"], bench.tokenizer, grader)
             done += 1
             watcher.progress("writing", done, total)
     graded = label_answers(grader.results(watcher.progress), unit.problems, pool)
+    return conclude(unit, graded, seconds=time.perf_counter() - started)
+
+
+def conclude(unit: Unit, graded: Sequence[Graded], *, seconds: float) -> store.Evaluated:
+    """Leave scores and samples in the unit's folder. graded: every completion at every budget."""
     if {one.status for one in graded} == {"scored"}:
         rules = ", ".join(rule.use for rule in unit.problems[0].rules)
         raise RecipeError(f"{unit.loaded.name}: none of its rules ({rules}) says right or wrong; mark one @correctness")
     lines = lines_of(graded, unit.problems, questions=unit.loaded.suite.republish)
-    seconds = round(time.perf_counter() - started, 2)
-    return store.save(unit.target.label, unit.folder, settings, lines, seconds=seconds)
+    return store.save(unit.target.label, unit.folder, unit.settings, lines, seconds=round(seconds, 2))
 
 
-def _submit(one: Written, budgets: Sequence[int], tokenizer: Any, grader: Grader) -> None:
+def submit(one: Written, budgets: Sequence[int], tokenizer: Any, grader: Grader) -> None:
+    """Grade a completion as it is and as it would have been at each shorter budget."""
     grader.submit(one)
     for budget in budgets[:-1]:
         if cut := one.cut(budget, tokenizer):

@@ -152,14 +152,18 @@ def _run(path: Path, which: str) -> Target:
     checkpoint = run.checkpoints / f"step_{step}"
     if fault := runs.damage(checkpoint):
         raise RecipeError(f"{checkpoint}: damaged ({fault}); use another of {_kept(run)}")
-    merged: tuple[Path, ...] = ()
-    if recipe.merge_adapter:
-        from slmgrpo.model import locate_adapter
-
-        merged = (locate_adapter(recipe.adapter) if recipe.adapter else path / "cold_start" / "adapter",)
     label = f"step_{step}"
-    base = Base(recipe.model, merged, folder)
+    base = Base(recipe.model, merged_of(run, recipe), folder)
     return Target(f"{path}:{step}", label, base, checkpoint / "adapter", path / "eval" / label, run=run)
+
+
+def merged_of(run: RunDir, recipe: Recipe) -> tuple[Path, ...]:
+    """The adapters that the run's model has folded in."""
+    if not recipe.merge_adapter:
+        return ()
+    from slmgrpo.model import locate_adapter
+
+    return (locate_adapter(recipe.adapter) if recipe.adapter else run.path / "cold_start" / "adapter",)
 
 
 def _step(run: RunDir, which: str) -> int:
@@ -169,10 +173,13 @@ def _step(run: RunDir, which: str) -> int:
     if which == "last":
         return steps[-1]
     if which == "best":
+        if (best := run.best()) and best["step"] in steps:
+            return best["step"]
         scored = {step: score for step in steps if (score := _heldout_accuracy(run, step)) is not None}
         if not scored:
             raise RecipeError(
-                f"{run.path}:best: no checkpoint has held-out scores; use :last or a step of {_kept(run)}"
+                f"{run.path}:best: the recipe names no eval.best and no checkpoint has held-out scores; use :last or a "
+                f"step of {_kept(run)}"
             )
         return max(scored, key=lambda step: (scored[step], step))
     number = which.removeprefix("step_")
@@ -195,7 +202,7 @@ def _heldout_accuracy(run: RunDir, step: int) -> float | None:
 
 
 def _model(body: str) -> Target:
-    name = Path(body).name if Path(body).is_dir() else body.rsplit("/", 1)[-1]
+    name = Path(body).name if Path(body).is_dir() else body.removeprefix("pypi:").rsplit("/", 1)[-1]
     return Target(body, name, Base(Model(id=body, backend="transformers")), None, EVALS / _slug(body) / "model")
 
 

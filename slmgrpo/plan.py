@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from slmgrpo.errors import PlanError
-from slmgrpo.recipe import Recipe, Source
+from slmgrpo.recipe import Evaluation, Recipe, Source
 from slmgrpo.recipe_load import Loaded
 from slmgrpo.sources import GENERATED_ROWS, read
 
@@ -61,7 +61,7 @@ class Plan:
     """Written; the newest `keep_checkpoints` stay."""
     keep_checkpoints: int
     evaluations: int
-    """Held-out accuracy, before and after included; 0 without held-out rows."""
+    """Of held-out rows and suites, before and after included; 0 without either."""
     reward_workers: int
     """Grading processes of a rank."""
     notes: tuple[str, ...]
@@ -79,6 +79,10 @@ def plan(recipe: Loaded | Recipe, gpus: int = 1, rows: int | None = None, *, bas
     base = base or Path.cwd()
     train, sampling, optimizer = recipe.train, recipe.sampling, recipe.optimizer
     _check_ranks(train.prompts_per_step, gpus)
+    if recipe.eval != Evaluation():
+        from slmgrpo.eval.during import suites_of
+
+        suites_of(recipe, base)  # refuses what it does not find
     if rows is None:
         rows = _count_rows(recipe, base)
     steps = train.steps if train.steps is not None else _steps_of_epochs(recipe, rows)
@@ -208,9 +212,9 @@ def _before_the_last(every: int, rollouts: int, updates: int) -> int:
 
 
 def _evaluations(recipe: Recipe, rollouts: int) -> int:
-    every, updates = recipe.train.eval_every, recipe.train.updates_per_rollout
+    every, updates = recipe.eval.every, recipe.train.updates_per_rollout
     between = _before_the_last(every, rollouts, updates) if every else 0
-    return 2 + between if recipe.data.heldout else 0
+    return 2 + between if recipe.data.heldout or recipe.eval.suites else 0
 
 
 def _cores() -> int:
@@ -234,6 +238,8 @@ def _notes(recipe: Recipe, steps: int, group_tokens: int) -> Iterator[str]:
         )
         if on
     ]
+    if recipe.eval.best is not None:
+        yield f"the checkpoint with the highest {recipe.eval.best} is kept beside the newest ones"
     if reasons:
         yield f"rows without signal are run too, because of {' and '.join(reasons)}"
     if loss.loss_type == "dr_grpo" and loss.scale_rewards != "none":
@@ -281,7 +287,7 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
         ("micro-batches", f"at most {plan.micro_batches_max} a rank and update"),
         ("learning rate", f"{plan.learning_rate:g}, {schedule}{warmup}"),
         ("checkpoints", f"{plan.checkpoints:,} written, {plan.keep_checkpoints} kept"),
-        ("held-out accuracy", f"{plan.evaluations:,} times" if plan.evaluations else "no held-out rows"),
+        ("evaluations", f"{plan.evaluations:,}" if plan.evaluations else "none: no held-out rows and no suites"),
         ("grading", f"{_of(plan.reward_workers, 'process')} a rank on this machine"),
     ]
     return pairs + [("note", note) for note in plan.notes]

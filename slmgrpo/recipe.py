@@ -148,8 +148,6 @@ class Train(Section):
     """Steps, rounded up to the end of a rollout; the last step is saved too."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """The newest ones; older ones are removed."""
-    eval_every: int = Field(default=0, ge=0)
-    """Held-out accuracy every so many steps; 0: before and after only."""
     samples_every: int = Field(default=1, ge=1)
     """Completions are written to samples.jsonl every so many steps."""
 
@@ -216,6 +214,21 @@ class Optimizer(Section):
     """linear and cosine fall to 0 at the last step."""
     warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
     """Share of the steps in which the learning rate rises from 0, under every scheduler."""
+
+
+class Evaluation(Section):
+    """Held-out rows and suites, evaluated by the policy's own engine before the first step, after the last, between."""
+
+    every: int = Field(default=0, ge=0)
+    """Steps from one evaluation to the next, rounded up to the end of a rollout; 0: before and after only."""
+    suites: list[str] = []
+    """Beside the held-out rows: suites or groups (`slmgrpo eval suites` lists them), or files (beside the recipe)."""
+    samples: int | None = Field(default=None, ge=1)
+    """Completions a problem of a suite: one is greedy, more are drawn; null: as each suite says."""
+    limit: int | None = Field(default=None, ge=1)
+    """Problems of a suite, always the same ones; null: all."""
+    best: str | None = None
+    """The checkpoint where this SUITE/METRIC is highest (heldout/accuracy, gsm8k/accuracy) is kept too; null: none."""
 
 
 class Grading(Section):
@@ -328,6 +341,8 @@ class Recipe(Section):
     """The update."""
     guards: Guards = Guards()
     """When a run that only looks alive is stopped."""
+    eval: Evaluation = Evaluation()
+    """How good the policy is while it trains."""
     report_to: list[Literal["tensorboard", "wandb", "trackio"]] = []
     """Trackers beside the run directory's own files."""
 

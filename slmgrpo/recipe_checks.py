@@ -36,6 +36,7 @@ def clashes(recipe: Recipe) -> Iterator[Clash]:
     yield from _loss(recipe)
     yield from _correction(recipe)
     yield from _guards(recipe)
+    yield from _eval(recipe)
 
 
 def _model(recipe: Recipe) -> Iterator[Clash]:
@@ -193,6 +194,17 @@ def _train(recipe: Recipe) -> Iterator[Clash]:
         yield Clash(keys, "say how long to train: train.steps, or train.epochs where the number of rows is known")
     if train.steps is not None and train.epochs is not None:
         yield Clash(keys, "train.steps and train.epochs are both set; set the one you do not mean to null")
+
+
+def _eval(recipe: Recipe) -> Iterator[Clash]:
+    wanted = recipe.eval
+    if not wanted.suites:
+        for name in ("samples", "limit"):
+            if getattr(wanted, name) is not None:
+                yield Clash((("eval", name),), "is for suites, and eval.suites names none; name some, or take it out")
+        if not recipe.data.heldout and (wanted.every or wanted.best is not None):
+            text = "there is nothing to evaluate; name eval.suites, or hold rows out in data.heldout"
+            yield Clash((("eval", "every" if wanted.every else "best"),), text)
 
 
 def _loss(recipe: Recipe) -> Iterator[Clash]:

@@ -25,7 +25,7 @@ TRL_NAMES = {
     "num_train_epochs": "train.epochs",
     "max_steps": "train.steps",
     "save_steps": "train.save_every",
-    "eval_steps": "train.eval_every",
+    "eval_steps": "eval.every",
     "save_total_limit": "train.keep_checkpoints",
     "per_device_train_batch_size": "train.prompts_per_step and train.micro_batch_tokens",
     "gradient_accumulation_steps": "train.prompts_per_step and train.micro_batch_tokens",

@@ -41,6 +41,10 @@ class RunDir:
         return self.path / "samples.jsonl"
 
     @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -70,6 +74,17 @@ class RunDir:
         with stream.open("a", encoding="utf-8") as file:
             file.write(text)
 
+    def lines(self, stream: Path) -> list[dict[str, Any]]:
+        """A stream's whole lines; none where it is not there yet."""
+        if not stream.exists():
+            return []
+        with stream.open(encoding="utf-8") as file:
+            return [json.loads(line) for line in file if line.endswith("\n")]
+
+    def best(self) -> dict[str, Any] | None:
+        """step, metric and value of the best evaluation so far, where the recipe names an `eval.best`."""
+        return self.read_json("best.json") if (self.path / "best.json").exists() else None
+
     def status(self, state: str, step: int, **more: Any) -> None:
         """state: running, finished, interrupted or failed."""
         now = datetime.now().isoformat(timespec="seconds")
@@ -92,7 +107,10 @@ class RunDir:
 
     # checkpoints
     def save_checkpoint(self, step: int, write: Callable[[Path], None], keep: int) -> Path:
-        """`write(folder)` fills a new folder; it gets its name only when whole, with a checksum of every file."""
+        """`write(folder)` fills a new folder; it gets its name only when whole, with a checksum of every file.
+
+        keep: how many of the newest stay, beside the best.
+        """
         final = self.checkpoints / f"step_{step}"
         if final.exists():
             return final
@@ -109,7 +127,10 @@ class RunDir:
             kept = self.latest_checkpoint()[0]
             state = f"the last good checkpoint is {kept}" if kept else "no checkpoint was saved yet"
             raise RunError(f"{final}: could not be written ({error}); {state}; is the disk full?") from error
+        best = self.best()
         for old in self.steps()[:-keep]:
+            if best is not None and old == best["step"]:
+                continue
             shutil.rmtree(self.checkpoints / f"step_{old}")
         return final
 

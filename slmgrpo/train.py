@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ from slmgrpo import __version__, cold_start, data, model, prompts, trackers
 from slmgrpo import run as runs
 from slmgrpo.callbacks import Observer
 from slmgrpo.errors import PlanError, RecipeError, RunError, SlmgrpoError
+from slmgrpo.eval import during
 from slmgrpo.guards import GuardStop, Watch
 from slmgrpo.interrupt import Interrupted, Interrupts
 from slmgrpo.plan import Plan
@@ -63,7 +65,8 @@ def train(
         observer.stage("reading data")
         train_rules = [rules_of(recipe, source, base) for source in recipe.data.train]
         heldout_rules = [rules_of(recipe, source, base) for source in recipe.data.heldout]
-        rung = sandbox_of(recipe, train_rules + heldout_rules)
+        suites = during.Suites.of(recipe, base)
+        rung = sandbox_of(recipe, train_rules + heldout_rules + suites.rules())
         train_rows = rows_of(recipe.data.train, train_rules, recipe, base)
         heldout_rows = rows_of(recipe.data.heldout, heldout_rules, recipe, base)
         import torch
@@ -82,6 +85,7 @@ def train(
             prompted = _prompted(train_rows, recipe.data.train, train_rules, recipe, policy.tokenizer)
             heldout = _prompted(heldout_rows, recipe.data.heldout, heldout_rules, recipe, policy.tokenizer)
             _check_lengths(train_rows, prompted, recipe)
+            suites.check(policy)
             cold_rows = _cold_rows(recipe, base)
             engine, optimizer = _engine(recipe, plan, policy), loop.optimizer_of(recipe.optimizer, policy)
             sampler = data.PromptSampler([p.row for p in prompted.values()], recipe.seed, recipe.train.prompts_per_step)
@@ -92,6 +96,9 @@ def train(
                     watched.warn(changed)
                 if rung:
                     log.info("sandbox: rung %d, %s; it does not stop: %s", rung.number, rung.name, rung.does_not)
+                for note in suites.notes:
+                    log.warning("%s", note)
+                    watched.warn(note)
                 _log_data(recipe, (train_rows, prompted), (heldout_rows, heldout))
                 if cold_rows:
                     policy = _cold_started(recipe, plan, policy, cold_rows, run, base, watched)
@@ -110,7 +117,7 @@ def train(
                     observer=watched,
                     interrupts=interrupts,
                     guards=Watch(recipe.guards, watched.warn),
-                    evaluate=lambda step: _evaluate(ctx, heldout, step),
+                    evaluate=lambda step: _evaluate(ctx, heldout, suites, step),
                 )
                 return _run(ctx)
 
@@ -135,6 +142,8 @@ def _run(ctx: loop.Context) -> Outcome:
             if found := resolved.differences(ctx):
                 ctx.guards.breach("configuration", "; ".join(found), found)
         before = ctx.evaluate(0) if ctx.step == 0 else _saved_scores(run, 0)
+        if ctx.step and loop.passes(ctx.recipe.eval.every, ctx.step, ctx.recipe.train.updates_per_rollout):
+            ctx.evaluate(ctx.step)  # where the run ended in the middle of it
         ctx.observer.stage("training")
         learn()
         after = ctx.evaluate(ctx.step)
@@ -173,7 +182,32 @@ def _end(ctx: loop.Context, state: str, **more: Any) -> None:
         ctx.run.status(state, ctx.step, **more)
 
 
-def _evaluate(ctx: loop.Context, heldout: dict[str, Prompted], step: int) -> dict[str, Any] | None:
+def _evaluate(
+    ctx: loop.Context, heldout: dict[str, Prompted], suites: during.Suites, step: int
+) -> dict[str, Any] | None:
+    """Held-out rows and suites at this step, recorded with their cost; returns the held-out scores."""
+    from slmgrpo.trainer import loop, trl
+
+    if not heldout and not suites.read:
+        return None
+    started = time.perf_counter()
+    scores = _heldout(ctx, heldout, step)
+    metrics = during.heldout_metrics(scores) | suites.evaluate(
+        ctx.run,
+        step,
+        policy=ctx.policy,
+        engine=ctx.engine,
+        pool=ctx.pool,
+        observer=ctx.observer,
+    )
+    seconds = time.perf_counter() - started
+    save = partial((trl if ctx.recipe.trainer == "trl" else loop).save, ctx)
+    with ctx.interrupts.held():
+        ctx.observer.stage(suites.record(ctx.run, step, metrics, seconds=seconds, save=save))
+    return scores
+
+
+def _heldout(ctx: loop.Context, heldout: dict[str, Prompted], step: int) -> dict[str, Any] | None:
     """Held-out scores at this step; taken from the run directory where they are there already."""
     from slmgrpo.eval import runner
 

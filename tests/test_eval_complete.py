@@ -10,7 +10,12 @@ import torch
 
 from slmgrpo.errors import RunError
 from slmgrpo.eval.complete import EVAL_KEY, Ask, Problem, complete, complete_within_memory
+from slmgrpo.eval.models import Bench
+from slmgrpo.eval.targets import parse
+from slmgrpo.recipe import Sampling
+from slmgrpo.rollout import kv
 from slmgrpo.rollout.engine import Completion, Request
+from slmgrpo.rollout.hf import HfEngine
 
 
 class Echo:
@@ -37,6 +42,9 @@ class Echo:
             yield Completion(request.index, member, ids, (0.0,) * len(ids), "stop")
 
     def sync(self, step: int) -> None: ...
+
+    def under(self, settings: Sampling, seed: int, *, max_batch_tokens: int) -> Echo:
+        return self
 
     def close(self) -> None: ...
 
@@ -93,6 +101,33 @@ def test_out_of_memory_halves_the_batch_says_so_and_goes_on() -> None:
     assert sorted(one.key for one in found) == sorted((f"p{i}", m, False) for i in range(4) for m in range(4))
     assert made == [100, 50, 25]
     assert notes[0] == "out of memory: going on with 5 completions at a time"
+
+
+def test_the_hf_engine_goes_on_with_half_where_its_cache_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(parse("tiny").base, [])
+    bounded = kv.RowKeys.reserve
+
+    def reserve(self: kv.RowKeys, columns: int, *, live: int) -> None:
+        if self.rows > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        bounded(self, columns, live=live)
+
+    def run() -> dict[Any, tuple[int, ...]]:
+        asked = [Problem({"id": f"p{i}", "question": "?"}, (1, 5, 6, 7 + i), "", ()) for i in range(6)]
+        found = complete_within_memory(
+            asked,
+            Ask(2, False, 8),
+            make_engine=lambda n: HfEngine(bench.model, bench.tokenizer, Sampling(), 0, max_batch_tokens=n),
+            tokenizer=bench.tokenizer,
+            note=notes.append,
+        )
+        return {one.key: one.token_ids for one in found}
+
+    notes: list[str] = []
+    whole = run()
+    monkeypatch.setattr(kv.RowKeys, "reserve", reserve)
+    assert run() == whole
+    assert [note.split(": ")[1] for note in notes] == [f"going on with {n} completions at a time" for n in (6, 3)]
 
 
 def test_out_of_memory_with_a_single_completion_is_the_end() -> None:

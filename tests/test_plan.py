@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from slmgrpo.errors import PlanError, RecipeError
 from slmgrpo.plan import describe, lr_sums, plan
-from slmgrpo.recipe import Data, Loss, Model, Optimizer, Recipe, Sampling, Source, Train
+from slmgrpo.recipe import Data, Evaluation, Loss, Model, Optimizer, Recipe, Sampling, Source, Train
 from slmgrpo.recipe_load import load
 
 
@@ -212,7 +212,7 @@ def test_evaluations_are_counted_as_the_loop_runs_them(every: int, steps: int, u
         step += min(updates, steps - step)
         run += every > 0 and step < steps and step // every > (step - updates) // every
     spec = recipe(heldout=[Source(source="tiny:math", split="test")], steps=steps, updates_per_rollout=updates)
-    spec = spec.model_copy(update={"train": spec.train.model_copy(update={"eval_every": every})})
+    spec = spec.model_copy(update={"eval": Evaluation(every=every)})
     assert plan(spec, rows=1).evaluations == run
     assert plan(recipe(steps=steps), rows=1).evaluations == 0
 

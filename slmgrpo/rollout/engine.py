@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from slmgrpo.recipe import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,13 @@ class Engine(Protocol):
 
     def sync(self, step: int) -> None:
         """Take over the adapter's present weights; a no-op where engine and trainer share them."""
+        ...
+
+    def under(self, settings: Sampling, seed: int, *, max_batch_tokens: int) -> Engine:
+        """The same weights under other sampling settings, for evaluations; closing it leaves this engine as it is.
+
+        max_batch_tokens: tokens of keys and values held at once, where the engine does not see to that itself.
+        """
         ...
 
     def close(self) -> None: ...

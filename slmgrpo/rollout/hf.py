@@ -108,6 +108,7 @@ class HfEngine:
 
         AttentionInterface.register(kv.ATTENTION, kv.attend)
         self._model = model
+        self._tokenizer = tokenizer
         self._causal = model.get_base_model() if hasattr(model, "peft_config") else model
         _check(self._causal)
         self._config = self._causal.config
@@ -133,6 +134,9 @@ class HfEngine:
 
     def sync(self, step: int) -> None:
         """Nothing to do: engine and trainer share the weights."""
+
+    def under(self, settings: Sampling, seed: int, *, max_batch_tokens: int) -> HfEngine:
+        return HfEngine(self._model, self._tokenizer, settings, seed, max_batch_tokens=max_batch_tokens)
 
     def close(self) -> None:
         """Nothing to release: keys and values live as long as one `generate`."""

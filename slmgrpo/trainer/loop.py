@@ -141,7 +141,7 @@ def train(ctx: Context) -> None:
             due = passes(recipe.train.save_every, ctx.step, updates) and not lines[-1].get("nonfinite")
             if due or ctx.step >= ctx.plan.steps:
                 save(ctx)
-        if passes(recipe.train.eval_every, ctx.step, updates) and ctx.step < ctx.plan.steps:
+        if passes(recipe.eval.every, ctx.step, updates) and ctx.step < ctx.plan.steps:
             ctx.evaluate(ctx.step)
 
 

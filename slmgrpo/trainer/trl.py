@@ -273,7 +273,7 @@ class Steps:
         if last or (rollout_ends and passes(train.save_every, step, train.updates_per_rollout)):
             save(ctx)
         self._held.close()
-        if rollout_ends and not last and passes(train.eval_every, step, train.updates_per_rollout):
+        if rollout_ends and not last and passes(ctx.recipe.eval.every, step, train.updates_per_rollout):
             ctx.evaluate(step)
             self.clock = Clock()
 
