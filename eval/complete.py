@@ -11,7 +11,7 @@ from typing import Any
 from slmgrpo.data import prompt_key
 from slmgrpo.errors import RunError
 from slmgrpo.rewards.base import Reward
-from slmgrpo.rollout.engine import Completion, Engine, Request
+from slmgrpo.rollout.engine import Completion, Engine, Request, Writer
 
 EVAL_KEY = 2**31 - 1
 """The step that keys the sampling noise: the same for every model and checkpoint, so that they compare."""
@@ -88,7 +88,7 @@ class Ask:
 
 
 def complete(
-    problems: Sequence[Problem], ask: Ask, *, engine: Engine, tokenizer: Any, done: Collection[Key] = ()
+    problems: Sequence[Problem], ask: Ask, *, engine: Writer, tokenizer: Any, done: Collection[Key] = ()
 ) -> Iterator[Written]:
     """Every completion that is not done yet, as it finishes; longest prompts first."""
     requests = list(_requests(problems, ask, done))
@@ -151,7 +151,7 @@ def _requests(problems: Sequence[Problem], ask: Ask, done: Collection[Key]) -> I
                 yield Request(2 * i + greedy, problem.prompt_ids, members, key, ask.max_tokens, greedy=greedy)
 
 
-def _written(completion: Completion, problem: Problem, engine: Engine, tokenizer: Any) -> Written:
+def _written(completion: Completion, problem: Problem, engine: Writer, tokenizer: Any) -> Written:
     ids = completion.token_ids
     said = ids[:-1] if ids and ids[-1] in engine.end_ids else ids
     text = tokenizer.decode(said, skip_special_tokens=False)

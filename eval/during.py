@@ -85,10 +85,10 @@ class Suites:
     def rules(self) -> list[tuple[Reward, ...]]:
         return [loaded.rules()[0] for loaded, _ in self.read]
 
-    def check(self, policy: Policy) -> None:
-        """Refuse what does not fit the model's context."""
+    def check(self, policy: Policy, engine: Engine) -> None:
+        """Refuse what does not fit the context."""
         for loaded, rows in self.read:
-            self._unit(policy, loaded, rows, Target("", "", Base(self.recipe.model), None, Path()))
+            self._unit(policy, engine, loaded, rows, Target("", "", Base(self.recipe.model), None, Path()))
 
     def evaluate(
         self,
@@ -112,7 +112,7 @@ class Suites:
                 with tempfile.TemporaryDirectory() as scratch:
                     policy.save_adapter(Path(scratch))
                     target = Target("", f"step_{step}", origin, Path(scratch), folder.parent, run=run)
-                    unit = self._unit(policy, loaded, rows, target)
+                    unit = self._unit(policy, engine, loaded, rows, target)
                 store.open_folder(folder, unit.settings, unit.origin(self._options()), fresh=True)
                 done = self._run(unit, policy, engine, pool, observer)
             longest = done.by_budget[max(done.by_budget)]
@@ -136,11 +136,13 @@ class Suites:
         graded = label_answers(grader.results(observer.progress), unit.problems, pool)
         return conclude(unit, graded, seconds=time.perf_counter() - started)
 
-    def _unit(self, policy: Policy, loaded: Loaded, rows: Sequence[Row], target: Target) -> Unit:
-        return unit_of(_Live(policy), target, loaded, rows, self._options())
+    def _unit(self, policy: Policy, engine: Engine, loaded: Loaded, rows: Sequence[Row], target: Target) -> Unit:
+        return unit_of(_Live(policy, engine), target, loaded, rows, self._options())
 
     def _options(self) -> Options:
-        return Options(samples=self.recipe.eval.samples, limit=self.recipe.eval.limit)
+        wanted = self.recipe.eval
+        budgets = None if wanted.budgets is None else tuple(wanted.budgets)
+        return Options(samples=wanted.samples, budgets=budgets, budgets_as="eval.budgets=[{}]", limit=wanted.limit)
 
     def record(
         self, run: RunDir, step: int, metrics: Mapping[str, float], *, seconds: float, save: Callable[[], object]
@@ -169,10 +171,10 @@ class Suites:
 class _Live:
     """What `unit_of` asks of a bench, by the policy in training."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, engine: Engine) -> None:
         self.tokenizer = policy.tokenizer
         self.dtype = str(next(policy.model.parameters()).dtype).removeprefix("torch.")
-        self.context: int | None = getattr(policy.model.config, "max_position_embeddings", None)
+        self.context = engine.context
 
 
 def heldout_metrics(scores: Mapping[str, Any] | None) -> dict[str, float]:

@@ -53,6 +53,8 @@ class Options:
     greedy: bool = False
     """A greedy completion beside the drawn ones."""
     budgets: tuple[int, ...] | None = None
+    budgets_as: str = "--budgets {}"
+    """How a person gives them."""
     temperature: float | None = None
     seed: int = 0
     limit: int | None = None
@@ -206,7 +208,7 @@ def _budgets(loaded: suites.Loaded, options: Options, longest: int, context: int
     if room is not None and wanted[-1] > room:
         if loaded.of_recipe and not options.budgets and room >= wanted[0]:
             return sorted({wanted[0], room})
-        advice = f"use --budgets {room}" if room > 0 else "leave this suite out"
+        advice = f"use {options.budgets_as.format(room)}" if room > 0 else "leave this suite out"
         raise RecipeError(
             f"{loaded.name}: a budget of {wanted[-1]} tokens behind the longest prompt ({longest}) goes beyond the "
             f"model's context of {context}; {advice}"

@@ -225,6 +225,8 @@ class Evaluation(Section):
     """Beside the held-out rows: suites or groups (`slmgrpo eval suites` lists them), or files (beside the recipe)."""
     samples: int | None = Field(default=None, ge=1)
     """Completions a problem of a suite: one is greedy, more are drawn; null: as each suite says."""
+    budgets: list[int] | None = Field(default=None, min_length=1)
+    """Token budgets of the suites' completions, as in [512]; the longest counts; null: as each suite says."""
     limit: int | None = Field(default=None, ge=1)
     """Problems of a suite, always the same ones; null: all."""
     best: str | None = None

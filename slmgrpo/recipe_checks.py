@@ -198,8 +198,10 @@ def _train(recipe: Recipe) -> Iterator[Clash]:
 
 def _eval(recipe: Recipe) -> Iterator[Clash]:
     wanted = recipe.eval
+    if min(wanted.budgets or [1]) < 1:
+        yield Clash((("eval", "budgets"),), f"a token budget is at least 1, not {min(wanted.budgets or [])}")
     if not wanted.suites:
-        for name in ("samples", "limit"):
+        for name in ("samples", "budgets", "limit"):
             if getattr(wanted, name) is not None:
                 yield Clash((("eval", name),), "is for suites, and eval.suites names none; name some, or take it out")
         if not recipe.data.heldout and (wanted.every or wanted.best is not None):

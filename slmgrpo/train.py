@@ -85,9 +85,9 @@ def train(
             prompted = _prompted(train_rows, recipe.data.train, train_rules, recipe, policy.tokenizer)
             heldout = _prompted(heldout_rows, recipe.data.heldout, heldout_rules, recipe, policy.tokenizer)
             _check_lengths(train_rows, prompted, recipe)
-            suites.check(policy)
             cold_rows = _cold_rows(recipe, base)
             engine, optimizer = _engine(recipe, plan, policy), loop.optimizer_of(recipe.optimizer, policy)
+            suites.check(policy, engine)
             sampler = data.PromptSampler([p.row for p in prompted.values()], recipe.seed, recipe.train.prompts_per_step)
             run = resume or _new_run(recipe, plan, base, out)
             with _logging_to(run), trackers.tracked(observer, recipe, run) as watched:

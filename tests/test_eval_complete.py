@@ -23,6 +23,7 @@ class Echo:
 
     name = "echo"
     end_ids = frozenset({0})
+    context = None
 
     def __init__(self, tokens: int = 10**9, limit: int = 10**9, leave_out: int = 0, first: int = 2) -> None:
         self.tokens, self.limit, self.leave_out, self.first = tokens, limit, leave_out, first

@@ -153,6 +153,6 @@ def test_a_budget_beyond_the_context_is_refused_before_anything_is_written(tmp_p
     text = suites.packaged_suites()["tiny_math"].read_text().replace("[32, 96]", "[32, 5000]")
     (tmp_path / "long.yaml").write_text(text)
     loaded = recipe_load.load("quickstart", [*SETS, f"eval.suites=[{tmp_path}/long.yaml]"])
-    with pytest.raises(RecipeError, match="goes beyond the model's context of 1024"):
+    with pytest.raises(RecipeError, match=r"goes beyond the model's context of 1024; use eval\.budgets=\[10\d\d\]"):
         train.train(loaded.recipe, plan(loaded), base=loaded.base, out=tmp_path / "run", resume=None, observer=Silent())
     assert not (tmp_path / "run").exists()

@@ -43,8 +43,8 @@ class Completion:
     finish_reason: Literal["stop", "length"]
 
 
-class Engine(Protocol):
-    """Writes completions with the policy's current adapter."""
+class Writer(Protocol):
+    """Answers requests."""
 
     name: str
     end_ids: frozenset[int]
@@ -52,6 +52,15 @@ class Engine(Protocol):
 
     def generate(self, requests: list[Request], *, step: int) -> Iterator[Completion]:
         """Yield every completion of every request once, in any order, as they finish."""
+        ...
+
+
+class Engine(Writer, Protocol):
+    """Writes completions with the policy's current adapter."""
+
+    @property
+    def context(self) -> int | None:
+        """Tokens that a prompt and its completion may have together; None: without bound."""
         ...
 
     def sync(self, step: int) -> None:

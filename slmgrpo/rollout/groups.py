@@ -11,7 +11,7 @@ from slmgrpo.errors import RunError
 from slmgrpo.recipe import Recipe
 from slmgrpo.rewards.base import Reward, Verdict, gated, total
 from slmgrpo.rewards.pool import Pool, Task
-from slmgrpo.rollout.engine import Completion, Engine, Request
+from slmgrpo.rollout.engine import Completion, Request, Writer
 from slmgrpo.run import Clock
 
 Progress = Callable[[str, int, int], None]
@@ -62,7 +62,7 @@ class Group:
 def generate_and_grade(
     prompts: Sequence[Prompted],
     *,
-    engine: Engine,
+    engine: Writer,
     pool: Pool,
     tokenizer: Any,
     recipe: Recipe,

@@ -121,6 +121,10 @@ class HfEngine:
         self.end_ids = end_ids(self._causal, tokenizer)
         self._stops = StopTexts(settings.stop, tokenizer) if settings.stop else None
 
+    @property
+    def context(self) -> int | None:
+        return getattr(self._config, "max_position_embeddings", None)
+
     def generate(self, requests: list[Request], *, step: int) -> Iterator[Completion]:
         """Yield every completion once, as it finishes."""
         training = [module for module in self._model.modules() if module.training]
@@ -143,11 +147,10 @@ class HfEngine:
 
     def _generate(self, requests: list[Request], step: int) -> Iterator[Completion]:
         longest = max((len(r.prompt_ids) + r.max_tokens for r in requests), default=1)
-        positions = getattr(self._config, "max_position_embeddings", None)
-        if positions is not None and longest > positions:
+        if self.context is not None and longest > self.context:
             raise RunError(
-                f"a prompt and sampling.max_tokens make {longest} tokens, the model has {positions} positions; lower "
-                "prompt.max_tokens or sampling.max_tokens"
+                f"a prompt and sampling.max_tokens make {longest} tokens, the model has {self.context} positions; "
+                "lower prompt.max_tokens or sampling.max_tokens"
             )
         slots = max(1, self._max_batch_tokens // longest)
         waiting = deque(self._groups(requests, step, slots))

@@ -32,7 +32,7 @@ from slmgrpo.rollout.hf import end_ids
 
 if TYPE_CHECKING:
     from slmgrpo.plan import Plan
-    from slmgrpo.recipe import Recipe
+    from slmgrpo.recipe import Recipe, Sampling
 
 log = logging.getLogger("slmgrpo")
 
@@ -66,6 +66,10 @@ class VllmEngine:
         self._llm: Any = None
         self._adapter: Any = None
         self.end_ids = end_ids(self._base, policy.tokenizer)
+
+    @property
+    def context(self) -> int:
+        return self._longest
 
     def generate(self, requests: list[Request], *, step: int) -> Iterator[Completion]:
         """Yield every completion once, as it finishes."""
@@ -105,6 +109,14 @@ class VllmEngine:
         self._saved = Path(self._folder.name) / f"step-{step}-{next(self._numbers)}"
         self._policy.save_adapter(self._saved)
 
+    def under(self, settings: Sampling, seed: int, *, max_batch_tokens: int) -> Under:
+        if settings.stop and not self._recipe.sampling.stop:
+            raise PlanError(
+                "sampling.engine=vllm: it was started without stop texts and an evaluation needs them; set "
+                "sampling.stop, or sampling.engine=auto"
+            )
+        return Under(self, self._recipe.model_copy(update={"sampling": settings, "seed": seed}))
+
     def close(self) -> None:
         """Give back vLLM's memory."""
         llm, self._llm, self._adapter = self._llm, None, None
@@ -112,6 +124,17 @@ class VllmEngine:
             with suppress(Exception):  # what already failed may fail again
                 llm.engine_core.shutdown()
         self._folder.cleanup()
+
+    @contextmanager
+    def lent(self, recipe: Recipe) -> Iterator[None]:
+        """Sampling settings and seed of another recipe while the block runs; vLLM itself is started by its own."""
+        with self._failing_as_run_error("starting"):
+            self._wake()
+        own, self._recipe = self._recipe, recipe
+        try:
+            yield
+        finally:
+            self._recipe = own
 
     @contextmanager
     def _failing_as_run_error(self, doing: str) -> Iterator[None]:
@@ -277,6 +300,32 @@ class VllmEngine:
         scores = dict(zip(token_ids, log_probs, strict=True))
         temperature = self._recipe.sampling.temperature
         return scores[token_id] / temperature - float((torch.tensor(list(scores.values())) / temperature).logsumexp(0))
+
+
+class Under:
+    """A vllm engine that writes under another recipe's sampling settings and seed; it owns nothing."""
+
+    name = "vllm"
+
+    def __init__(self, engine: VllmEngine, recipe: Recipe) -> None:
+        self._engine, self._recipe = engine, recipe
+        self.end_ids = engine.end_ids
+
+    @property
+    def context(self) -> int:
+        return self._engine.context
+
+    def generate(self, requests: list[Request], *, step: int) -> Iterator[Completion]:
+        with self._engine.lent(self._recipe):
+            yield from self._engine.generate(requests, step=step)
+
+    def sync(self, step: int) -> None:
+        self._engine.sync(step)
+
+    def under(self, settings: Sampling, seed: int, *, max_batch_tokens: int) -> Under:
+        return self._engine.under(settings, seed, max_batch_tokens=max_batch_tokens)
+
+    def close(self) -> None: ...
 
 
 def _beside_other_ranks() -> bool:

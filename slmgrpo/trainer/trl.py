@@ -177,10 +177,6 @@ class Written:
                 ended = bool(ids) and ids[-1] in self.end_ids
                 yield Completion(request.index, member, ids, (), "stop" if ended else "length")
 
-    def sync(self, step: int) -> None: ...
-
-    def close(self) -> None: ...
-
 
 @dataclass
 class Steps:
