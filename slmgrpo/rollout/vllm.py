@@ -41,6 +41,9 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 BLOCK = 32
 """Tokens of a cache block on a CPU: only whole ones are shared between members, and vLLM's own choice there is 128."""
 
+_KEPT: list[Any] = []
+"""Closed engines that live to the end of the process."""
+
 
 class VllmEngine:
     """Writes completions with vLLM's copy of the base model and the adapter of the last sync."""
@@ -120,7 +123,11 @@ class VllmEngine:
     def close(self) -> None:
         """Give back vLLM's memory."""
         llm, self._llm, self._adapter = self._llm, None, None
-        if llm is not None and not _beside_other_ranks():  # its shutdown ends the process group of all ranks
+        if llm is not None and _beside_other_ranks():
+            _KEPT.append(
+                llm
+            )  # its end, which also comes when it is collected, would end the process group of all ranks
+        elif llm is not None:
             with suppress(Exception):  # what already failed may fail again
                 llm.engine_core.shutdown()
         self._folder.cleanup()
@@ -146,7 +153,7 @@ class VllmEngine:
         except Exception as error:
             log.error("%s", traceback.format_exc())
             self.close()
-            reason = (str(error).strip().splitlines() or ["no reason given"])[0]
+            reason = " ".join(str(error).split())[:300] or "no reason given"
             advice = "the log has the details"
             if isinstance(error, torch.OutOfMemoryError) or "memory" in str(error).lower():
                 advice = (
