@@ -36,7 +36,7 @@ Written = dict[tuple[int, int], Completion]
 
 
 def recipe_of(*changes: str) -> Recipe:
-    return load("quickstart", ["model.backend=transformers", f"sampling.stop={STOP}", *changes]).recipe
+    return load("quickstart", ["model.backend=transformers", *changes]).recipe
 
 
 def start(recipe: Recipe) -> tuple[VllmEngine, Policy]:

@@ -42,7 +42,7 @@ BLOCK = 32
 """Tokens of a cache block on a CPU: only whole ones are shared between members, and vLLM's own choice there is 128."""
 
 _KEPT: list[Any] = []
-"""Closed engines that live to the end of the process."""
+"""Closed engines beside other ranks: collected, they would end the process group of all of them."""
 
 
 class VllmEngine:
@@ -113,20 +113,13 @@ class VllmEngine:
         self._policy.save_adapter(self._saved)
 
     def under(self, settings: Sampling, seed: int, *, max_batch_tokens: int) -> Under:
-        if settings.stop and not self._recipe.sampling.stop:
-            raise PlanError(
-                "sampling.engine=vllm: it was started without stop texts and an evaluation needs them; set "
-                "sampling.stop, or sampling.engine=auto"
-            )
         return Under(self, self._recipe.model_copy(update={"sampling": settings, "seed": seed}))
 
     def close(self) -> None:
         """Give back vLLM's memory."""
         llm, self._llm, self._adapter = self._llm, None, None
         if llm is not None and _beside_other_ranks():
-            _KEPT.append(
-                llm
-            )  # its end, which also comes when it is collected, would end the process group of all ranks
+            _KEPT.append(llm)
         elif llm is not None:
             with suppress(Exception):  # what already failed may fail again
                 llm.engine_core.shutdown()
@@ -212,7 +205,6 @@ class VllmEngine:
             "model": self._weights(scratch),
             "revision": recipe.model.revision,
             "dtype": str(self._base.get_input_embeddings().weight.dtype).removeprefix("torch."),
-            "skip_tokenizer_init": not recipe.sampling.stop,
             "generation_config": "vllm",
             "seed": 0,
             "max_model_len": self._longest,

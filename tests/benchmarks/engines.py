@@ -201,6 +201,9 @@ def compare_vllm(model: Any, load: Load, repeats: int) -> float:
     from slmgrpo.rollout.vllm import VllmEngine
 
     class ForcedVllm(VllmEngine):
+        def _arguments(self, scratch: Path) -> dict[str, Any]:
+            return super()._arguments(scratch) | {"skip_tokenizer_init": True}
+
         def _asked(self, request: Request, member: int, step: int) -> Any:
             return super()._asked(replace(request, max_tokens=load.lengths[request.index][member]), member, step)
 
