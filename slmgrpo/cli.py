@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from slmgrpo.cli_dynamics import dynamics_app
 from slmgrpo.cli_eval import eval_app, export
 from slmgrpo.errors import RecipeError, SlmgrpoError
 from slmgrpo.interrupt import Interrupted
@@ -43,6 +44,7 @@ reward_app = typer.Typer(
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(reward_app, name="reward")
 app.add_typer(eval_app, name="eval")
+app.add_typer(dynamics_app, name="dynamics")
 app.command()(export)
 
 RecipeArg = Annotated[str, typer.Argument(help="A recipe file, or the name of a packaged one.", metavar="RECIPE")]

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from slmgrpo.eval.targets import Target
 
 
-class _RunByDefault(TyperGroup):
-    """`slmgrpo eval TARGET` is `slmgrpo eval run TARGET`: what is no subcommand, or a run of that name, is a target."""
+class RunByDefault(TyperGroup):
+    """`eval TARGET` is `eval run TARGET`: what is no subcommand, or a run of that name, is a target."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = bool(args) and args[0] in (*self.commands, "--help")
@@ -30,7 +30,7 @@ class _RunByDefault(TyperGroup):
 
 
 eval_app = typer.Typer(
-    cls=_RunByDefault,
+    cls=RunByDefault,
     help="Evaluate runs, adapters and models. `slmgrpo eval` alone evaluates the newest run against its base; "
     "`slmgrpo eval TARGET ...` is `slmgrpo eval run TARGET ...`.",
 )
@@ -171,7 +171,7 @@ def compare(
     found, pairs = comparing.saved_pairs(a, b)
     comparisons = _print(found, pairs, [], as_markdown)
     for sentence in table.over_runs(comparisons):
-        typer.echo(f"- {sentence}" if as_markdown else _wrapped(sentence))
+        typer.echo(f"- {sentence}" if as_markdown else wrapped(sentence))
 
 
 @eval_app.command()
@@ -259,7 +259,7 @@ def _print(
     for title, rows in (*table.main_table(found, comparisons), *table.details(found)):
         typer.echo(draw(title, rows) + "\n")
     for note in table.notes(found, comparisons):
-        typer.echo(f"- {note}" if as_markdown else _wrapped(note))
+        typer.echo(f"- {note}" if as_markdown else wrapped(note))
     for home in sorted({str(one.folder.parent) for one in found}):
         typer.echo(f"samples: {home}")
     return comparisons
@@ -272,11 +272,11 @@ def _print_headroom(found: list[Evaluated], as_markdown: bool) -> None:
     title = f"headroom on training rows: {table.how(found[0].settings)}"
     typer.echo(draw(title, table.headroom_table(found)))
     typer.echo(
-        _wrapped("headroom: best of the drawn less greedy, points with 95 % intervals; near 0 there is little to learn")
+        wrapped("headroom: best of the drawn less greedy, points with 95 % intervals; near 0 there is little to learn")
     )
 
 
-def _wrapped(text: str) -> str:
+def wrapped(text: str) -> str:
     return textwrap.fill(text, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 

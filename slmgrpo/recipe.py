@@ -233,6 +233,13 @@ class Evaluation(Section):
     """The checkpoint where this SUITE/METRIC is highest (heldout/accuracy, gsm8k/accuracy) is kept too; null: none."""
 
 
+class Dynamics(Section):
+    """What is kept of the tensors while they train, in the run's folder dynamics/."""
+
+    every: int = Field(default=10, ge=0)
+    """Steps from one measure of every LoRA tensor's displacement, beside that of pure noise, to the next; 0: none."""
+
+
 class Grading(Section):
     """How rules are run."""
 
@@ -345,6 +352,8 @@ class Recipe(Section):
     """When a run that only looks alive is stopped."""
     eval: Evaluation = Evaluation()
     """How good the policy is while it trains."""
+    dynamics: Dynamics = Dynamics()
+    """What is kept of the tensors while they train."""
     report_to: list[Literal["tensorboard", "wandb", "trackio"]] = []
     """Trackers beside the run directory's own files."""
 

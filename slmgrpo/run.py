@@ -48,6 +48,10 @@ class RunDir:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    @property
+    def dynamics(self) -> Path:
+        return self.path / "dynamics"
+
     def eval_dir(self, step: int, suite: str) -> Path:
         return self.path / "eval" / f"step_{step}" / suite
 
@@ -151,7 +155,7 @@ class RunDir:
         return None, messages
 
     def rewind(self, step: int) -> None:
-        """Cut the streams behind `step`, so that metrics go on without gap or double after a resume."""
+        """Cut what was written behind `step`, so that metrics go on without gap or double after a resume."""
         for stream in (self.metrics, self.samples):
             if not stream.exists():
                 continue
@@ -162,6 +166,9 @@ class RunDir:
                         break
                     kept.append(line)
             write_text(stream, "".join(kept))
+        for file in self.dynamics.glob("step_*.parquet"):
+            if int(file.stem.removeprefix("step_")) > step:
+                file.unlink()
 
 
 def create(name: str, out: Path | None, root: Path = Path("runs")) -> RunDir:

@@ -124,6 +124,7 @@ def train(
 
 def _run(ctx: loop.Context) -> Outcome:
     """Restore, evaluate, train, evaluate; whatever ends it early leaves a directory that can be resumed."""
+    from slmgrpo.dynamics.probe import Probe
     from slmgrpo.trainer import loop, trl
 
     run, by_trl = ctx.run, ctx.recipe.trainer == "trl"
@@ -135,6 +136,8 @@ def _run(ctx: loop.Context) -> Outcome:
         if checkpoint:
             loop.restore(ctx, checkpoint)
         run.rewind(ctx.step)
+        if ctx.recipe.dynamics.every:
+            ctx.probe = Probe(ctx.policy, run, ctx.recipe, step=ctx.step, steps=ctx.plan.steps).see
         run.status("running", ctx.step)
         ctx.guards.begin(ctx.policy.trainable(), run.last_metrics())
         if not by_trl:

@@ -103,7 +103,7 @@ APPENDED = [
         "xyzzy: 1",
         "line 5: xyzzy: no such key; there are extends, name, description, seed, trainer, model, adapter, "
         "merge_adapter, cold_start, lora, data, prompt, rewards, grading, sampling, train, loss, optimizer, guards, "
-        "eval, report_to",
+        "eval, dynamics, report_to",
     ),
     ("seed: -1", "line 5: seed: must be at least 0, not -1"),
     ("seed: 4294967296", "line 5: seed: must be less than 4294967296, not 4294967296"),

@@ -52,6 +52,8 @@ class Context:
     interrupts: Interrupts
     guards: Watch
     evaluate: Callable[[int], Any]
+    probe: Callable[[Sequence[dict[str, Any]]], None] = lambda lines: None
+    """Gets each rollout's metrics: dynamics.probe."""
     step: int = 0
     packed: bool | None = None
     """Which log-prob path runs; decided at the first rows with a signal."""
@@ -127,6 +129,7 @@ def train(ctx: Context) -> None:
             for row, group in zip(rows, rewards, strict=True):
                 ctx.sampler.update(row["id"], group)
             ctx.run.append(ctx.run.metrics, lines)
+            ctx.probe(lines)
             if passes(recipe.train.samples_every, ctx.step, updates):
                 ctx.run.append(ctx.run.samples, sample_lines(ctx.step, groups, weights))
             ctx.run.status("running", ctx.step, warnings=ctx.guards.warnings)

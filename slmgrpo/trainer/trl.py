@@ -257,6 +257,7 @@ class Steps:
         stop = ctx.guards.step(line, ctx.policy.trainable())
         self.clock, self.micro_batches = Clock(), 0
         ctx.run.append(ctx.run.metrics, [line])
+        ctx.probe([line])
         last = step >= ctx.plan.steps
         rollout_ends = step % train.updates_per_rollout == 0 or last
         if rollout_ends and passes(train.samples_every, step, train.updates_per_rollout):

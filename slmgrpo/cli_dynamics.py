@@ -1,0 +1,51 @@
+"""The commands `dynamics`: parse, call, print; imports nothing heavy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from slmgrpo.cli_eval import RunByDefault, wrapped
+from slmgrpo.errors import RecipeError
+
+dynamics_app = typer.Typer(
+    cls=RunByDefault,
+    help="What training did to the tensors, beside what noise alone would do. `slmgrpo dynamics RUN` is "
+    "`slmgrpo dynamics run RUN`.",
+    no_args_is_help=True,
+)
+
+
+@dynamics_app.command()
+def run(
+    path: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
+    by: Annotated[Literal["layer", "module", "role"], typer.Option(help="How tensors are put together.")] = "module",
+    step: Annotated[int | None, typer.Option(help="A measured step; by default the last one.", min=1)] = None,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown in place of a table.")] = False,
+) -> None:
+    """Show how far a run's LoRA tensors moved, and how many times as far as noise alone would have moved them.
+
+    Example: `slmgrpo dynamics runs/mine --by layer`
+    """
+    from slmgrpo import run as runs
+    from slmgrpo.dynamics import probe, table
+    from slmgrpo.eval.table import markdown, text
+
+    opened = runs.open_run(path)
+    measured = [one for one in probe.steps(opened) if one]
+    if not measured:
+        raise RecipeError(
+            f"{path}: nothing is measured yet; `dynamics.every` of its recipe says how often the tensors are"
+        )
+    if step is not None and step not in measured:
+        raise RecipeError(f"{path}: step {step} was not measured; there are {', '.join(map(str, measured))}")
+    at = step or measured[-1]
+    rows = probe.read(opened, at)
+    title = f"{path}: {len(rows)} tensors, step {at}"
+    typer.echo((markdown if as_markdown else text)(title, table.update_table(table.grouped(rows, by), by)))
+    curve = [table.coherence_of(probe.read(opened, one)) for one in measured]
+    shown = ", ".join(f"{one} {value:.2f}" for one, value in zip(measured, curve, strict=True))
+    for note in (f"coherence by step: {shown}", *table.NOTES):
+        typer.echo(f"- {note}" if as_markdown else wrapped(note))
