@@ -49,3 +49,49 @@ def run(
     shown = ", ".join(f"{one} {value:.2f}" for one, value in zip(measured, curve, strict=True))
     for note in (f"coherence by step: {shown}", *table.NOTES):
         typer.echo(f"- {note}" if as_markdown else wrapped(note))
+
+
+@dynamics_app.command()
+def shift(
+    target: Annotated[
+        str,
+        typer.Argument(help="RUN, RUN:STEP, an adapter, or a model without one (tiny, pypi:NAME).", metavar="TARGET"),
+    ],
+    recipe: Annotated[
+        str | None, typer.Option(help="Prompts from this recipe's held-out rows.", metavar="RECIPE")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="So many prompts of a recipe.", min=1)] = 16,
+    seeds: Annotated[int, typer.Option(help="Draws of the noise.", min=1)] = 3,
+    base: Annotated[str | None, typer.Option(help="The model under an adapter.", metavar="MODEL")] = None,
+) -> None:
+    """Show how far each block's output moved, beside untrained noise of the same norm in the same tensors.
+
+    A model without an adapter shows the noise alone: 1 % of each weight. Example: `slmgrpo dynamics shift runs/mine`
+    """
+    from slmgrpo.dynamics import shift as shifting
+    from slmgrpo.eval import choose, models, targets
+    from slmgrpo.eval.rows import rows_of
+    from slmgrpo.eval.table import text
+    from slmgrpo.model import quiet
+    from slmgrpo.prompts import render_all
+
+    chosen = targets.parse(target, base=base)
+    with quiet():
+        model, tokenizer = models.load_base(chosen.base)
+    if recipe is not None or chosen.run is not None:
+        (loaded, *_), _grading = choose.suites_of([], recipe, [chosen], headroom=False)
+        rows, _notes = rows_of(loaded, data=None, limit=limit)
+        prompts = [rendered.ids for rendered in render_all(rows, loaded.suite.prompt, tokenizer)]
+    else:
+        prompts = [tokenizer(prompt)["input_ids"] for prompt in shifting.PROMPTS]
+    if chosen.adapter is not None:
+        with quiet():
+            model = models.add_adapter(model, chosen.adapter, "tuned")
+        shifting.scale(model, "tuned", chosen.scale)
+    adapter = "tuned" if chosen.adapter is not None else None
+    with quiet():
+        found = shifting.measure(model, tokenizer, prompts, adapter=adapter, seeds=seeds)
+    noise = "noise of equal norms" if adapter else "noise of 1 % of each weight"
+    typer.echo(text(f"{target}: shift of the residual stream, %, {len(prompts)} prompts", shifting.table(found)))
+    for note in shifting.notes(found, noise):
+        typer.echo(wrapped(note))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from slmgrpo.recipe_load import load
 from slmgrpo.run import RunDir
 from slmgrpo.train import train
 
-OVERRIDES = ["train.prompts_per_step=6", "sampling.group_size=4", "data.heldout=[]", "train.steps=5"]
+OVERRIDES = ["train.prompts_per_step=3", "sampling.group_size=4", "data.heldout=[]", "train.steps=5"]
 CADENCE = ["dynamics.every=2", "train.save_every=2"]
 
 
@@ -52,7 +53,7 @@ def policy() -> Policy:
     return Policy(with_adapter(random_model("llama")), None, "", "transformers", torch.device("cpu"))
 
 
-def measured(run: RunDir, subject: Policy, *, move: float) -> list[dict[str, float]]:
+def measured(run: RunDir, subject: Policy, *, move: float) -> list[dict[str, Any]]:
     """One step of a probe on a model whose adapter already holds something."""
     recipe = load("quickstart", ["dynamics.every=1"]).recipe
     watch = probe.Probe(subject, run, recipe, step=0, steps=3)
