@@ -37,12 +37,19 @@ def rows_of(loaded: Loaded, *, data: Path | None = None, limit: int | None = Non
     }
     need = columns(suite.prompt).union(*(rule.columns for rule in (*rules, *also)))
     need -= {name for name, way in made.items() if way} | set(suite.constants)
-    read = load_sources([source], base=base, need=need | set(wanted))
-    rows = [_completed(row, suite) for row in read if all(row[name] in values for name, values in wanted.items())]
-    if not rows:
-        raise RecipeError(f"{suite.name}: no row has {wanted}; correct `keep`")
-    expected = source.rows
+    configs = suite.configs if source.source.startswith("hub:") else []
+    sources = [source.model_copy(update={"config": config}) for config in configs] or [source]
+    read = load_sources(sources, base=base, need=need | set(wanted))
+    kept = [row for row in read if all(row[name] in values for name, values in wanted.items())]
+    kept = [row for row in kept if not any(row.get(name) for name in suite.empty)]
+    rows = [_completed(row, suite) for row in kept]
     notes = list(read.notes)
+    if suite.stdio_tests_in and (untested := [row for row in rows if not row["tests"]]):
+        notes.append(f"{suite.name}: {len(untested)} rows without tests of standard input are left out")
+        rows = [row for row in rows if row["tests"]]
+    if not rows:
+        raise RecipeError(f"{suite.name}: no row is left; correct `keep` and `empty`")
+    expected = source.rows
     if expected and limit is None and len(rows) != expected:
         notes.append(f"{suite.name}: {len(rows)} rows where {expected} were expected; the data set has changed")
     return (rows if limit is None or limit >= len(rows) else _subset(rows, limit)), notes
@@ -53,11 +60,7 @@ def _completed(row: Row, suite: Suite) -> Row:
     if suite.answer_in_list and "answer" not in row:
         row["answer"] = str(_column(row, suite.answer_in_list, suite)[0])
     if suite.stdio_tests_in and not row.get("tests"):
-        pairs = [
-            {"input": given, "output": wanted}
-            for name in suite.stdio_tests_in
-            for given, wanted in zip(*(_column(row, name, suite)[key] for key in ("input", "output")), strict=True)
-        ]
+        pairs = [pair for name in suite.stdio_tests_in for pair in _stdio(row, name, suite)]
         row["tests"] = pairs[: suite.most_tests]
     if suite.choices_in and "choices" not in row:
         options = [str(_column(row, name, suite)).strip() for name in suite.choices_in]
@@ -65,6 +68,27 @@ def _completed(row: Row, suite: Suite) -> Row:
         row["choices"] = [options[i] for i in order]
         row["answer"] = ascii_uppercase[order.index(0)]
     return row
+
+
+def _stdio(row: Mapping[str, Any], name: str, suite: Suite) -> list[dict[str, str]]:
+    """{input, output} of each test, from lists in a mapping (or its JSON) or a list of mappings.
+
+    None at all where they call a function by its name or cannot be read.
+    """
+    if name not in row:
+        _column(row, name, suite)  # says what there is
+    value = row[name] or {}
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:  # integers beyond what Python converts, too
+            return []
+    if isinstance(value, list):
+        return [{"input": test["input"], "output": test["output"]} for test in value]
+    if value.get("fn_name"):
+        return []
+    inputs, outputs = (value.get(f"{part}s", value.get(part, [])) for part in ("input", "output"))
+    return [{"input": given, "output": wanted} for given, wanted in zip(inputs, outputs, strict=True)]
 
 
 def _column(row: Mapping[str, Any], name: str, suite: Suite) -> Any:

@@ -54,16 +54,20 @@ class Suite(Section):
     """`--suite GROUP` takes the verified suites of a group, or all where none is."""
     data: Source
     """Where the rows come from."""
+    configs: list[str] = Field(default=[])
+    """Configurations of the hub data set whose rows make one suite."""
     file: SuiteFile | None = None
     """The same rows as a plain file, for `--data DIR`."""
     constants: dict[str, Any] = Field(default={})
     """Columns with the same value in every row that lacks them."""
     keep: dict[str, list[str | int]] = Field(default={})
     """Only rows whose column has one of these values."""
+    empty: list[str] = Field(default=[])
+    """Only rows where these columns hold nothing."""
     answer_in_list: str | None = None
     """A column with a list whose first entry is the answer."""
     stdio_tests_in: list[str] = Field(default=[])
-    """Columns like {input: [...], output: [...]} that become tests of standard input and output."""
+    """Columns that become tests of standard input and output: {input: [...], output: [...]}, its JSON, or a list."""
     choices_in: list[str] = Field(default=[])
     """Columns with one option each, the right one first; their order then depends on the question alone."""
     most_tests: int = Field(default=8, ge=1)

@@ -71,6 +71,7 @@ def load_sources(
             rows += _load(source, index, base, {"question", *(need(source) if callable(need) else need)}, notes)
         except RecipeError as error:
             problems += str(error).splitlines()
+    problems = list(dict.fromkeys(problems))  # configurations of one data set are missing together
     if problems:
         raise RecipeError(f"data: {len(problems)} problem{'s' * (len(problems) > 1)}\n  " + "\n  ".join(problems))
     if renamed := _number_repeated_ids(rows):

@@ -10,7 +10,7 @@ from decimal import Decimal
 from string import ascii_uppercase
 from typing import Any, Literal
 
-Extract = Literal["gsm8k", "boxed", "letter", "index"]
+Extract = Literal["gsm8k", "boxed", "stated", "letter", "index"]
 NUMBER = re.compile(r"([+-]?)\$?([+-]?)((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)%?\.?")
 
 
@@ -27,7 +27,18 @@ def gold_text(answer: Any, extract: Extract | None) -> str:
         return _gsm8k(text)
     if extract == "boxed":
         return _boxed(text)
+    if extract == "stated":
+        return _stated(text)
     return _letter(text).upper() if extract == "letter" else text
+
+
+def _stated(text: str) -> str:
+    """What stands behind the last `The answer is`, to the end of its line (MetaMathQA)."""
+    _, found, rest = text.rpartition("The answer is")
+    answer = rest.strip(" :").split("\n")[0].strip().removesuffix(".")
+    if not found or not answer:
+        raise Unreadable("`answer` has no `The answer is ...`, which `extract: stated` reads")
+    return answer
 
 
 def gold_letter(answer: Any, extract: Extract | None, labels: Sequence[str]) -> str:

@@ -65,7 +65,7 @@ class Source(Section):
     """The hub data set's configuration."""
     columns: dict[str, str] = {}
     """What rules and prompts call it -> what the data calls it, as in {question: problem}."""
-    extract: Literal["gsm8k", "boxed", "letter", "index"] | None = None
+    extract: Literal["gsm8k", "boxed", "stated", "letter", "index"] | None = None
     """How the gold answer is read out of the `answer` column."""
     weight: float = Field(default=1.0, gt=0)
     """Share of this source in the mixture, relative to the other sources' weights."""

@@ -53,15 +53,11 @@ def running() -> Iterator[tuple[VllmEngine, Policy]]:
     engine.close()
 
 
-def write(engine: VllmEngine, requests: list[Request], *, step: int = 0, **changed: Any) -> Written:
+def write(engine: VllmEngine, requests: list[Request], *, step: int = 0, seed: int = 42, **changed: Any) -> Written:
     """Completions with other sampling settings than the engine was started with."""
-    before = engine._recipe
-    settings = before.sampling.model_copy(update={"stop": [], **changed})
-    engine._recipe = before.model_copy(update={"sampling": settings})
-    try:
-        return {(c.index, c.member): c for c in engine.generate(requests, step=step)}
-    finally:
-        engine._recipe = before
+    settings = recipe_of().sampling.model_copy(update={"stop": [], **changed})
+    other = engine.under(settings, seed, max_batch_tokens=0)
+    return {(c.index, c.member): c for c in other.generate(requests, step=step)}
 
 
 def by_hf(policy: Policy, requests: list[Request], **changed: Any) -> Written:
@@ -175,6 +171,17 @@ def test_greedy_means_what_it_means_in_the_hf_engine(running: tuple[VllmEngine, 
         for key, c in ours.items():
             assert (c.token_ids, c.finish_reason) == (theirs[key].token_ids, theirs[key].finish_reason)
             assert c.log_probs == pytest.approx(theirs[key].log_probs, abs=5e-5)
+
+
+def test_other_settings_are_lent_and_closed_without_a_trace(running: tuple[VllmEngine, Policy]) -> None:
+    engine, _ = running
+    requests = ask(count=3)
+    own = {(c.index, c.member): c for c in engine.generate(requests, step=0)}
+    other = engine.under(recipe_of().sampling, seed=7, max_batch_tokens=0)
+    drawn = {(c.index, c.member): c for c in other.generate(requests, step=0)}
+    other.close()
+    assert drawn != own
+    assert {(c.index, c.member): c for c in engine.generate(requests, step=0)} == own
 
 
 def test_completions_end_as_in_the_hf_engine(running: tuple[VllmEngine, Policy]) -> None:

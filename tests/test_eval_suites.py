@@ -120,6 +120,21 @@ def test_columns_as_hub_data_sets_have_them_become_answers_tests_and_options(tmp
     )
     found, _ = rows.rows_of(stdio)
     assert found[0]["tests"] == [{"input": "1\n", "output": "2\n"}, {"input": "2\n", "output": "3\n"}]
+    listed = [{"input": "1\n", "output": "2\n"}]
+    kinds = _suite_file(
+        tmp_path,
+        head + "stdio_tests_in: [t]\nempty: [checker]\nrewards: [{use: code.passes_tests}]\n",
+        [
+            {"q": "List.", "t": listed, "checker": None},
+            {"q": "JSON.", "t": json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]}), "checker": ""},
+            {"q": "By name.", "t": json.dumps({"fn_name": "f", "inputs": [[1]], "outputs": [2]}), "checker": None},
+            {"q": "None.", "t": "", "checker": None},
+            {"q": "Checked.", "t": listed, "checker": "print(1)"},
+        ],
+    )
+    found, notes = rows.rows_of(kinds)
+    assert [(row["question"], row["tests"]) for row in found] == [("List.", listed), ("JSON.", listed)]
+    assert any("2 rows without tests of standard input are left out" in note for note in notes)
     spread = _suite_file(
         tmp_path,
         head + "choices_in: [right, w1, w2]\nrewards: [{use: mcq.correct}]\n",

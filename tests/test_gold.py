@@ -67,6 +67,18 @@ def test_a_box_gives_back_what_was_put_in(content: str, before: str) -> None:
     assert gold_text(f"{before} \\boxed{{{content}}} done", "boxed") == content.strip()
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("1 + 1 = 2.\n#### 2\nThe answer is: 2", "2"),
+        ("The answer is: 1. No. The answer is $\\frac{1}{2}$.", "$\\frac{1}{2}$"),
+        ("The answer is: 7\nIf X is unknown", "7"),
+    ],
+)
+def test_what_is_stated_last_is_read(written: str, read: str) -> None:
+    assert gold_text(written, "stated") == read
+
+
 @pytest.mark.parametrize("written", ["B", "(B)", "B.", "b", "[B]", "B) 12", "B: twelve", " (b). It is so", "B "])
 def test_a_letter_in_front_is_read(written: str) -> None:
     assert gold_letter(written, "letter", ABCD) == "B"
@@ -116,6 +128,7 @@ def test_options_come_in_many_shapes(value: object, texts: list[str], labels: li
     ("answer", "extract", "message"),
     [
         ("7", "gsm8k", "no `####` in `answer`"),
+        ("The answer is:", "stated", "no `The answer is ...`"),
         ("#### seven", "gsm8k", "no number behind the last `####` in `answer`, but `seven`"),
         ("#### 1,2", "gsm8k", "no number behind the last `####`"),
         ("#### --5", "gsm8k", "no number behind the last `####`"),
