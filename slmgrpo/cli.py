@@ -295,6 +295,21 @@ def _reward_sets(recipe: str, overrides: list[str] | None) -> Iterator[tuple[str
 
 
 @app.command()
+def diagnose(
+    run: Annotated[Path, typer.Argument(help="A run directory, finished or not.", metavar="RUN")],
+    as_json: JsonOption = False,
+) -> None:
+    """Name what a run's curves show, with evidence, confidence and the usual remedy.
+
+    Example: `slmgrpo diagnose runs/mine`
+    """
+    from slmgrpo.diagnose import diagnose as read_curves
+
+    found = read_curves(run)
+    typer.echo(json.dumps(found.as_json(), indent=2) if as_json else found.as_text())
+
+
+@app.command()
 def doctor() -> None:
     """Show what is installed, which device and engines can run, how strong the sandbox is, and what mends a gap.
 

@@ -19,6 +19,7 @@ from slmgrpo.recipe_validate import plain
 from slmgrpo.recipe_yaml import parse
 
 NAMES = [name for name in packaged_recipes() if not name.rpartition("/")[2].startswith("_")]
+FAILURES = "studies/failures/"
 PARENTS = [name for name in packaged_recipes() if name not in NAMES]
 
 
@@ -40,7 +41,9 @@ def test_each_domain_has_three_sizes_and_another_family() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_no_note_of_the_plan_is_a_surprise(name: str) -> None:
     for note in plan(load(name)).notes:
-        assert note.startswith("rows without signal are run too, because of loss.beta > 0") and name.startswith("mcq_")
+        reason = "an entropy bonus" if name == f"{FAILURES}entropy_collapse" else "loss.beta > 0"
+        assert note.startswith(f"rows without signal are run too, because of {reason}")
+        assert name.startswith(("mcq_", FAILURES))
 
 
 @pytest.mark.parametrize("name", packaged_recipes())
@@ -65,7 +68,9 @@ def redundant(path: Path) -> list[str]:
     model = own.get("model")
     own |= {"model": {"id": model}} if isinstance(model, str) else {}
     parent = own.pop("extends", None)
-    before = plain(merged_tree(packaged_recipes()[parent.removesuffix(".yaml")])[0]) if parent else {}
+    beside = path.parent / str(parent)
+    file = beside if parent and beside.is_file() else packaged_recipes().get(str(parent).removesuffix(".yaml"))
+    before = plain(merged_tree(file)[0]) if file else {}
     before.pop("extends", None)
     if parent:
         before = with_defaults(before)
@@ -161,7 +166,7 @@ def test_a_wrong_answer_never_outscores_a_right_one(name: str) -> None:
             reward.weight * max(reward.bounds.wrong, 0) for reward in rewards if reward.when not in right_gates
         )
         worst_right = sum(reward.weight * reward.bounds.right for reward in rewards)
-        assert best_wrong < worst_right
+        assert (best_wrong < worst_right) == (name != f"{FAILURES}wrong_answer_wins")
 
 
 def test_the_readmes_new_domain_works_as_written(tmp_path: Path) -> None:
@@ -185,4 +190,9 @@ def test_the_readmes_new_domain_works_as_written(tmp_path: Path) -> None:
 
 def test_the_readme_names_every_shipped_recipe() -> None:
     readme = (packaged_recipes()["quickstart"].parent / "README.md").read_text()
-    assert set(re.findall(r"`([a-z0-9_.]+)`", readme.split("| recipes |")[1].split("Files that")[0])) == set(NAMES)
+    named = set(re.findall(r"`([a-z0-9_.]+)`", readme.split("| recipes |")[1].split("Files that")[0]))
+    assert named == {name for name in NAMES if not name.startswith(FAILURES)}
+    failures = readme.split("## Known failures")[1].split("\n## ")[0]
+    assert {f"{FAILURES}{name}" for name in re.findall(r"^\| `(\w+)`", failures, re.MULTILINE)} == {
+        name for name in NAMES if name.startswith(FAILURES)
+    }

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import math
+import re
+import shutil
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +21,7 @@ from slmgrpo import signals
 from slmgrpo.callbacks import Silent
 from slmgrpo.plan import plan
 from slmgrpo.recipe_load import load
+from slmgrpo.run import RunDir
 from slmgrpo.train import train
 
 
@@ -79,12 +86,20 @@ def test_kl_estimates_agree_with_the_exact_divergence_where_they_are_unbiased() 
     assert 0 < float(k2) != pytest.approx(exact)
 
 
-def test_a_run_writes_every_signal_and_counts_silent_rows_in(tmp_path: Path) -> None:
+@functools.cache
+def two_updates() -> tuple[RunDir, list[dict[str, Any]]]:
+    """A run of two updates on one rollout, and its metrics."""
+    folder = Path(tempfile.mkdtemp(prefix="slmgrpo-signals-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     small = ["train.prompts_per_step=6", "sampling.group_size=4", "train.steps=2", "train.updates_per_rollout=2"]
     heldout = [f"data.heldout.{i}.limit=6" for i in range(3)]
     loaded = load("quickstart", [*small, *heldout, "optimizer.lr_scheduler_type=constant"])
-    run = train(loaded.recipe, plan(loaded), base=loaded.base, out=tmp_path / "run", resume=None, observer=Silent()).run
-    first, second = (json.loads(line) for line in run.metrics.read_text().splitlines())
+    run = train(loaded.recipe, plan(loaded), base=loaded.base, out=folder / "run", resume=None, observer=Silent()).run
+    return run, [json.loads(line) for line in run.metrics.read_text().splitlines()]
+
+
+def test_a_run_writes_every_signal_and_counts_silent_rows_in() -> None:
+    run, (first, second) = two_updates()
     assert sum(first["pass_histogram"]) == 6
     assert first["rows_dropped"] > 0 and first["rows_trained"] + first["rows_dropped"] == 24
     assert set(first["entropy_by_class"]) == {"digit", "letter", "mark"}
@@ -97,3 +112,16 @@ def test_a_run_writes_every_signal_and_counts_silent_rows_in(tmp_path: Path) -> 
     assert signals.pass_histogram(right.values()) == first["pass_histogram"]
     scores = json.loads((run.eval_dir(2, "heldout") / "scores.json").read_text())
     assert 0 <= scores["reward"] <= 1 and 0 < scores["entropy"] < 3
+
+
+def test_the_readme_explains_exactly_the_metrics_that_a_run_writes() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    table = readme.split("## Metrics")[1].split("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
+    explained = {name: about for names, about in rows for name in re.findall(r"`(\w+)`", names)}
+    _, lines = two_updates()
+    written = set().union(*lines)
+    assert written <= explained.keys()
+    assert {
+        name for name, about in explained.items() if " where " not in f" {about}" and "under" not in about
+    } <= written
