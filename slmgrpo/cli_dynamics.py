@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from slmgrpo.cli_eval import RunByDefault, wrapped
+from slmgrpo.cli_eval import RunByDefault, Watch, wrapped
 from slmgrpo.errors import RecipeError
+from slmgrpo.interrupt import Interrupts
+
+if TYPE_CHECKING:
+    from slmgrpo.eval.targets import Target
 
 dynamics_app = typer.Typer(
     cls=RunByDefault,
@@ -95,3 +99,61 @@ def shift(
     typer.echo(text(f"{target}: shift of the residual stream, %, {len(prompts)} prompts", shifting.table(found)))
     for note in shifting.notes(found, noise):
         typer.echo(wrapped(note))
+
+
+@dynamics_app.command()
+def compare(
+    a: Annotated[str, typer.Argument(help="RUN, RUN:STEP or an adapter.", metavar="A")],
+    b: Annotated[
+        list[str], typer.Argument(help="Adapters of the same base; another seed of A is the measure.", metavar="B")
+    ],
+    path: Annotated[bool, typer.Option("--eval", help="Evaluate the straight line from A to B, on A's rows.")] = False,
+    samples: Annotated[int | None, typer.Option(help="Completions a problem on the line; 1: greedy.", min=1)] = None,
+    limit: Annotated[int | None, typer.Option(help="Only so many problems on the line.", min=1)] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the line's evaluations.", metavar="DIR")] = Path("evals/line"),
+) -> None:
+    """Compare updates tensor by tensor: cosines and shared directions, beside chance.
+
+    Example: `slmgrpo dynamics compare runs/mine runs/other runs/mine_seed_43 --eval`
+    """
+    from slmgrpo.dynamics import geometry
+    from slmgrpo.eval import targets
+    from slmgrpo.eval.table import text
+
+    first, *others = (targets.parse(one) for one in (a, *b))
+    bare = next((one.text for one in (first, *others) if one.adapter is None), None)
+    if bare:
+        raise RecipeError(f"dynamics compare: {bare} has no adapter; give runs or adapters")
+    assert first.adapter is not None
+    updates = geometry.load(first.adapter)
+    for other in others:
+        assert other.adapter is not None
+        found = geometry.pairs(updates, geometry.load(other.adapter))
+        typer.echo(text(f"{first.text} and {other.text}", geometry.table(found)) + "\n")
+    for note in geometry.notes(updates):
+        typer.echo(wrapped(note))
+    if path:
+        _line(first, others[0], out, samples, limit)
+
+
+def _line(a: Target, b: Target, out: Path, samples: int | None, limit: int | None) -> None:
+    """Accuracy at five points from one adapter to the other."""
+    from dataclasses import replace
+
+    from slmgrpo.dynamics import geometry
+    from slmgrpo.eval import choose, evaluate, table
+
+    loaded, grading = choose.suites_of([], None, [a], headroom=False)
+    assert a.adapter is not None and b.adapter is not None
+    x, y = geometry.load(a.adapter), geometry.load(b.adapter)
+    points = []
+    for t in (0.0, 0.25, 0.5, 0.75, 1.0):
+        folder = out / f"t_{t:g}"
+        geometry.save(geometry.between(x, y, t), a.adapter, folder / "adapter")
+        points.append(replace(a, text=f"t={t:g}", label=f"t={t:g}", adapter=folder / "adapter", home=folder, scale=1.0))
+    options = evaluate.Options(samples=samples, limit=limit, grading=grading)
+    with Interrupts(), Watch() as watch:
+        found = evaluate.evaluate(points, loaded, options, watch)
+    for title, rows in table.main_table(found, []):
+        typer.echo("\n" + table.text(f"from {a.text} (t=0) to {b.text} (t=1): {title}", rows))
+    typer.echo(f"samples: {out}")

@@ -119,7 +119,7 @@ def run(
         batch_tokens=batch_tokens or evaluating.BATCH_TOKENS,
         grading=grading,
     )
-    with Interrupts(), _Watch() as watch:
+    with Interrupts(), Watch() as watch:
         try:
             found = evaluating.evaluate(chosen, loaded, options, watch)
         except Interrupted as stop:
@@ -231,7 +231,7 @@ def export(
     from slmgrpo.eval.targets import parse
     from slmgrpo.export import export as write
 
-    with _Watch() as watch:
+    with Watch() as watch:
         done = write(parse(target), to, out, stage=watch.stage)
     typer.echo(f"{done.folder}: {done.equal} of {done.checked} greedy outputs equal the run's ({done.dtype})")
     typer.echo(
@@ -293,10 +293,10 @@ def _sandbox(text: str) -> str:
     return text
 
 
-class _Watch:
+class Watch:
     """A bar with ETA on a terminal, a line now and then elsewhere (evaluate.Watcher)."""
 
-    def __enter__(self) -> _Watch:
+    def __enter__(self) -> Watch:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
