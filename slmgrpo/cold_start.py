@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,4 +63,6 @@ def cold_start(policy: Policy, rows: Sequence[Row], recipe: Recipe, folder: Path
     SFTTrainer(
         model=policy.model, processing_class=tokenizer, args=arguments, train_dataset=Dataset.from_list(examples)
     ).train()
-    policy.save_adapter(folder / "adapter")
+    partial = folder / f".partial_{os.getpid()}"
+    policy.save_adapter(partial)
+    partial.rename(folder / "adapter")  # a folder of this name is a whole one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import platform
 import shutil
@@ -116,21 +117,27 @@ class RunDir:
         keep: how many of the newest stay, beside the best.
         """
         final = self.checkpoints / f"step_{step}"
-        if final.exists():
+        if final.exists() and damage(final) is None:
             return final
         partial = self.checkpoints / f".partial_{step}_{os.getpid()}"
         shutil.rmtree(partial, ignore_errors=True)
         try:
             partial.mkdir(parents=True)
             write(partial)
-            sums = {f.relative_to(partial).as_posix(): sha256(f) for f in sorted(partial.rglob("*")) if f.is_file()}
+            files = sorted(f for f in partial.rglob("*") if f.is_file())
+            sums = {f.relative_to(partial).as_posix(): sha256(f) for f in files}
             write_text(partial / MANIFEST, json.dumps({"step": step, "sha256": sums}, indent=2) + "\n")
+            for file in (*files, *(stream for stream in self._streams if stream.exists())):
+                _to_disk(file)  # so that no checkpoint outlives its metrics when the power fails
+            shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
+            _to_disk(self.checkpoints)
         except Exception as error:  # a full disk is an OSError here, but not in safetensors and torch.save
             shutil.rmtree(partial, ignore_errors=True)
             kept = self.latest_checkpoint()[0]
             state = f"the last good checkpoint is {kept}" if kept else "no checkpoint was saved yet"
-            raise RunError(f"{final}: could not be written ({error}); {state}; is the disk full?") from error
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise RunError(f"{final}: could not be written ({reason}); {state}; is the disk full?") from error
         best = self.best()
         for old in self.steps()[:-keep]:
             if best is not None and old == best["step"]:
@@ -141,34 +148,48 @@ class RunDir:
     def steps(self) -> list[int]:
         if not self.checkpoints.is_dir():
             return []
-        return sorted(int(f.name[5:]) for f in self.checkpoints.glob("step_*") if f.name[5:].isdigit())
+        return sorted(_number(f) for f in self.checkpoints.glob("step_*") if _number(f))
 
     def latest_checkpoint(self) -> tuple[Path | None, list[str]]:
         """The newest whole checkpoint, and a message for each newer one that is damaged."""
         messages = []
-        for step in reversed(self.steps()):
+        steps = self.steps()
+        for step in reversed(steps):
             folder = self.checkpoints / f"step_{step}"
             fault = damage(folder)
             if fault is None:
                 return folder, messages
-            messages.append(f"{folder}: damaged ({fault}); using the one before")
+            messages.append(
+                f"{folder}: damaged ({fault}); " + ("using the one before" if step != steps[0] else "no other is left")
+            )
         return None, messages
 
-    def rewind(self, step: int) -> None:
-        """Cut what was written behind `step`, so that metrics go on without gap or double after a resume."""
-        for stream in (self.metrics, self.samples):
-            if not stream.exists():
-                continue
-            kept = []
-            with stream.open(encoding="utf-8") as file:
-                for line in file:
-                    if not line.endswith("\n") or json.loads(line)["step"] > step:
-                        break
-                    kept.append(line)
-            write_text(stream, "".join(kept))
-        for file in self.dynamics.glob("step_*.parquet"):
-            if int(file.stem.removeprefix("step_")) > step:
-                file.unlink()
+    @property
+    def _streams(self) -> tuple[Path, ...]:
+        return self.metrics, self.samples
+
+    def rewind(self, step: int) -> list[str]:
+        """Leave what a run at `step` would have: no line and nothing of a later step, no half-written file.
+
+        Returns what was lost before: steps that metrics.jsonl has no readable line of.
+        """
+        for stream in (stream for stream in self._streams if stream.exists()):
+            with stream.open(encoding="utf-8", errors="replace") as file:
+                lines = file.readlines()
+            kept = [line for line in lines if line.endswith("\n") and _step_of(line) <= step]
+            if len(kept) < len(lines):
+                write_text(stream, "".join(kept))
+        for late in (path for path in self.path.glob("*/step_*") if _number(path) > step):
+            shutil.rmtree(late) if late.is_dir() else late.unlink()
+        if (best := self.best()) and best["step"] > step:
+            (self.path / "best.json").unlink()
+        for left in self.checkpoints.glob(".partial_*"):
+            shutil.rmtree(left, ignore_errors=True)
+        for left in (file for file in self.path.glob(".*.[0-9]*") if file.is_file()):
+            left.unlink()
+        have = {line["step"] for line in self.last_metrics()}
+        lost = [number for number in range(max(1, step - max(len(have), 1) + 1), step + 1) if number not in have]
+        return [f"{self.metrics}: no readable line of step {', '.join(map(str, lost[:10]))}"] if lost else []
 
 
 def create(name: str, out: Path | None, root: Path = Path("runs")) -> RunDir:
@@ -241,11 +262,38 @@ def write_text(path: Path, text: str) -> None:
     """Write by rename, so that a reader sees the old file or the new one, never a half."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until a file or a folder's names are on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _number(path: Path) -> int:
+    """N of `step_N` and `step_N.ext`; 0 of another name."""
+    text = path.name.removeprefix("step_").partition(".")[0]
+    return int(text) if text.isdecimal() else 0
+
+
+def _step_of(line: str) -> float:
+    """The step of a stream's line; a line that is none ends what can be kept."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 def sha256(path: Path) -> str:
@@ -256,9 +304,11 @@ def sha256(path: Path) -> str:
 def damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint folder, or None."""
     try:
-        sums = json.loads((folder / MANIFEST).read_text())["sha256"]
-    except (OSError, ValueError, KeyError):
+        sums = dict(json.loads((folder / MANIFEST).read_text())["sha256"])
+    except (OSError, ValueError, KeyError, TypeError):
         return f"{MANIFEST} missing or unreadable"
+    if not sums:
+        return f"{MANIFEST} names no file"
     for name, expected in sums.items():
         if not (folder / name).is_file():
             return f"{name} is missing"

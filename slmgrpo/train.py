@@ -131,11 +131,15 @@ def _run(ctx: loop.Context) -> Outcome:
     try:
         learn = trl.prepare(ctx) if by_trl else partial(loop.train, ctx)
         checkpoint, damaged = run.latest_checkpoint()
-        for message in damaged:
-            log.warning("%s", message)
+        if damaged and not checkpoint:
+            raise RunError(
+                "\n".join(damaged) + f"\nremove {run.checkpoints} to begin this run again at step 0, or start a new one"
+            )
         if checkpoint:
             loop.restore(ctx, checkpoint)
-        run.rewind(ctx.step)
+        for message in damaged + run.rewind(ctx.step):
+            log.warning("%s", message)
+            ctx.observer.warn(message)
         if ctx.recipe.dynamics.every:
             ctx.probe = Probe(ctx.policy, run, ctx.recipe, step=ctx.step, steps=ctx.plan.steps).see
         run.status("running", ctx.step)

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from slmgrpo.callbacks import FormWatch, Observer, rollout_metrics, sample_lines, step_metrics
 from slmgrpo.data import PromptSampler
-from slmgrpo.errors import PlanError
+from slmgrpo.errors import PlanError, RunError
 from slmgrpo.guards import Watch
 from slmgrpo.interrupt import Interrupts
 from slmgrpo.model import Policy
@@ -372,9 +373,31 @@ def save(ctx: Context) -> Path:
 def restore(ctx: Context, folder: Path) -> None:
     """Continue from a checkpoint folder; nothing in it is executed."""
     ctx.policy.load_adapter(folder / "adapter")
-    state = torch.load(folder / "trainer.pt", map_location=ctx.policy.device, weights_only=True)
+    state = _read(folder / "trainer.pt", ctx.policy.device)
+    settings, rates = ctx.recipe.optimizer, ctx.scheduler
     ctx.optimizer.load_state_dict(state["optimizer"])
-    ctx.scheduler.load_state_dict(state["scheduler"])
-    ctx.sampler.load_state_dict(torch.load(folder / "sampler.pt", weights_only=True))
+    rates.load_state_dict(state["scheduler"])
+    rates.base_lrs = [settings.learning_rate] * len(rates.base_lrs)
+    for group, factor in zip(ctx.optimizer.param_groups, rates.lr_lambdas, strict=True):
+        group["initial_lr"] = (
+            settings.learning_rate
+        )  # the state holds the settings of before, the recipe may be changed
+        group["lr"] = settings.learning_rate * factor(rates.last_epoch)
+        group["weight_decay"] = settings.weight_decay
+        group["betas"] = (settings.adam_beta1, settings.adam_beta2)
+    rates._last_lr = [group["lr"] for group in ctx.optimizer.param_groups]
+    ctx.sampler.load_state_dict(_read(folder / "sampler.pt", ctx.policy.device))
     ctx.step = int(folder.name.removeprefix("step_"))
     ctx.engine.sync(ctx.step)
+
+
+def _read(file: Path, device: Any) -> Any:
+    try:
+        return torch.load(file, map_location=device, weights_only=True)
+    except UnpicklingError:
+        raise RunError(
+            f"{file}: holds more than tensors and plain values, so nothing of it was run and it cannot be used; "
+            f"slmgrpo did not write it like this: remove {file.parent} to go on from the checkpoint before"
+        ) from None
+    except (OSError, RuntimeError, EOFError) as error:
+        raise RunError(f"{file}: cannot be read ({str(error).splitlines()[0]}); remove {file.parent}") from None
