@@ -177,7 +177,7 @@ def altered(monkeypatch: pytest.MonkeyPatch, change: Callable[[model.Policy], No
 def test_an_engine_of_another_temperature_stops_the_run_before_anything_is_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def warm(recipe: Any, policy: model.Policy, *_: Any) -> HfEngine:
+    def warm(recipe: Any, _: Any, policy: model.Policy) -> HfEngine:
         other = recipe.sampling.model_copy(update={"temperature": 1.5})
         return HfEngine(policy.model, policy.tokenizer, other, recipe.seed)
 
@@ -188,7 +188,7 @@ def test_an_engine_of_another_temperature_stops_the_run_before_anything_is_learn
 
 
 def test_an_engine_that_never_gets_the_adapter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stale(recipe: Any, policy: model.Policy, *_: Any) -> HfEngine:
+    def stale(recipe: Any, _: Any, policy: model.Policy) -> HfEngine:
         return HfEngine(copy.deepcopy(policy.model), policy.tokenizer, recipe.sampling, recipe.seed)
 
     monkeypatch.setattr(training, "_engine", stale)
