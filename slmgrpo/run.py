@@ -11,7 +11,6 @@ import platform
 import shutil
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -67,12 +66,6 @@ class RunDir:
             raise RecipeError(f"{self.path}: no {name}, so this is not a run directory of slmgrpo") from None
         except json.JSONDecodeError as error:
             raise RecipeError(f"{self.path / name}: not readable as JSON ({error}); was it edited?") from None
-
-    def last_metrics(self, count: int = 100) -> list[dict[str, Any]]:
-        if not self.metrics.exists():
-            return []
-        with self.metrics.open(encoding="utf-8") as file:
-            return [json.loads(line) for line in deque(file, count)]
 
     def append(self, stream: Path, values: Iterable[dict[str, Any]]) -> None:
         text = "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
@@ -187,8 +180,8 @@ class RunDir:
             shutil.rmtree(left, ignore_errors=True)
         for left in (file for file in self.path.glob(".*.[0-9]*") if file.is_file()):
             left.unlink()
-        have = {line["step"] for line in self.last_metrics()}
-        lost = [number for number in range(max(1, step - max(len(have), 1) + 1), step + 1) if number not in have]
+        have = {line["step"] for line in self.lines(self.metrics)}
+        lost = [number for number in range(1, step + 1) if number not in have]
         return [f"{self.metrics}: no readable line of step {', '.join(map(str, lost[:10]))}"] if lost else []
 
 

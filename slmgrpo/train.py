@@ -143,7 +143,7 @@ def _run(ctx: loop.Context) -> Outcome:
         if ctx.recipe.dynamics.every:
             ctx.probe = Probe(ctx.policy, run, ctx.recipe, step=ctx.step, steps=ctx.plan.steps).see
         run.status("running", ctx.step)
-        ctx.guards.begin(ctx.policy.trainable(), run.last_metrics())
+        ctx.guards.begin(ctx.policy.trainable(), run.lines(run.metrics))
         if not by_trl:
             run.write_json("resolved.json", resolved.of_loop(ctx))
             if found := resolved.differences(ctx):
