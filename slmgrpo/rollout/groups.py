@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slmgrpo.data import prompt_key
-from slmgrpo.errors import RunError
+from slmgrpo.errors import RunError, SlmgrpoError
 from slmgrpo.recipe import Recipe
 from slmgrpo.rewards.base import Reward, Verdict, gated, total
 from slmgrpo.rewards.pool import Pool, Task
 from slmgrpo.rollout.engine import Completion, Request, Writer
 from slmgrpo.run import Clock
+
+log = logging.getLogger("slmgrpo")
 
 Progress = Callable[[str, int, int], None]
 """(what, done, of how many): for a person who waits."""
@@ -80,7 +84,7 @@ def generate_and_grade(
     ]
     count = len(prompts) * size
     done: dict[int, tuple[Completion, str]] = {}
-    for completion in engine.generate(requests, step=step):
+    for completion in _written(engine, requests, step):
         prompted = prompts[completion.index].of(completion.member)
         text = tokenizer.decode(_without_end(completion, engine.end_ids), skip_special_tokens=False)
         key = completion.index * size + completion.member
@@ -97,7 +101,7 @@ def generate_and_grade(
         progress("writing", len(done), count)
     clock.lap("generation")
     if len(done) != count:
-        raise RunError(f"step {step}: the {engine.name} engine returned {len(done)} of {count} completions; resume it")
+        raise RunError(f"step {step + 1}: the {engine.name} engine returned {len(done)} of {count} completions")
     graded: dict[int, dict[str, Verdict]] = {}
     for key, verdicts in pool.drain():
         graded[key] = verdicts
@@ -112,6 +116,23 @@ def generate_and_grade(
             members.append(Member(completion, text, verdicts, total(verdicts, prompted.rewards)))
         groups.append(Group(prompted, tuple(members)))
     return groups
+
+
+def _written(engine: Engine, requests: list[Request], step: int) -> Iterator[Completion]:
+    """What the engine writes; whatever it dies of ends the run by name, and with advice where memory ran out."""
+    try:
+        yield from engine.generate(requests, step=step)
+    except SlmgrpoError:
+        raise
+    except Exception as error:
+        log.error("%s", traceback.format_exc())
+        what = type(error).__name__
+        reason = next(iter(str(error).strip().splitlines()), "")
+        full = isinstance(error, MemoryError) or what == "OutOfMemoryError"
+        advice = "; lower sampling.max_tokens or train.prompts_per_step in a new run" if full else ""
+        raise RunError(
+            f"step {step + 1}: the {engine.name} engine failed ({what}{': ' * bool(reason)}{reason}){advice}"
+        ) from error
 
 
 def _without_end(completion: Completion, end_ids: frozenset[int]) -> tuple[int, ...]:
