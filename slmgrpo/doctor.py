@@ -69,7 +69,10 @@ def _device() -> Finding:
 
 
 def _engines(device: Finding) -> Finding:
-    return Finding("engines", "ok", "hf, vllm" if importlib.util.find_spec("vllm") else "hf")
+    if importlib.util.find_spec("vllm") is None:
+        return Finding("engines", "ok", "hf")
+    cuda = device.detail.partition(" x ")[0].isdigit()
+    return Finding("engines", "ok", "hf, vllm, unsloth" if cuda else "hf, vllm (unsloth needs CUDA)")
 
 
 def _sandbox() -> list[Finding]:

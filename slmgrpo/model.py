@@ -58,12 +58,17 @@ class Policy:
             )
 
 
-def load(recipe: Recipe, *, max_length: int) -> Policy:
+def load(recipe: Recipe, *, max_length: int, sequences: int = 1) -> Policy:
     """The recipe's model with a fresh adapter (or the one it starts from). Imports unsloth before transformers.
 
-    max_length: longest prompt plus completion in tokens.
+    max_length: longest prompt plus completion in tokens. sequences: completions that Unsloth's vLLM writes at once.
     """
     source = locate(recipe.model.id)
+    vllm: dict[str, Any] = {}
+    if recipe.sampling.engine == "unsloth":
+        from slmgrpo.rollout.unsloth import fast_inference
+
+        vllm = fast_inference(recipe, sequences)
     if recipe.model.backend == "unsloth":
         os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache_dir() / "unsloth_compiled"))
         with quiet():
@@ -75,7 +80,7 @@ def load(recipe: Recipe, *, max_length: int) -> Policy:
     try:
         with quiet():
             if recipe.model.backend == "unsloth":
-                base, tokenizer = _load_unsloth(recipe, source, max_length)
+                base, tokenizer = _load_unsloth(recipe, source, max_length, vllm)
             else:
                 base, tokenizer = load_plain(recipe.model)
     except OSError as error:
@@ -94,17 +99,6 @@ def load(recipe: Recipe, *, max_length: int) -> Policy:
     return policy
 
 
-def for_this_machine(recipe: Recipe, *, cuda: bool) -> tuple[Recipe, str | None]:
-    """The recipe as this version can run it, and what was changed: no engine here drives Unsloth's CUDA model yet."""
-    if not cuda or recipe.model.backend == "transformers":
-        return recipe, None
-    plain = recipe.model.model_copy(update={"backend": "transformers"})
-    return recipe.model_copy(update={"model": plain}), (
-        "model.backend: on CUDA this version has no engine that writes with Unsloth's model; the run uses plain "
-        "transformers and PEFT (say so yourself with model.backend: transformers)"
-    )
-
-
 def load_tokenizer(recipe: Recipe) -> Any:
     """The tokenizer alone, without torch: for `slmgrpo check`."""
     from transformers import AutoTokenizer
@@ -115,9 +109,12 @@ def load_tokenizer(recipe: Recipe) -> Any:
         raise RecipeError(_cannot_load(recipe.model.id, error)) from None
 
 
-def _load_unsloth(recipe: Recipe, source: str, max_length: int) -> tuple[Any, Any]:
+def _load_unsloth(recipe: Recipe, source: str, max_length: int, vllm: dict[str, Any]) -> tuple[Any, Any]:
+    from huggingface_hub import snapshot_download
     from unsloth import FastLanguageModel  # pyright: ignore[reportPrivateImportUsage]
 
+    if vllm and recipe.model.revision and not Path(source).is_dir():  # Unsloth's vLLM would take the newest one
+        source = snapshot_download(source, revision=recipe.model.revision)
     model, tokenizer = FastLanguageModel.from_pretrained(
         model_name=source,
         max_seq_length=max_length,
@@ -125,6 +122,7 @@ def _load_unsloth(recipe: Recipe, source: str, max_length: int) -> tuple[Any, An
         load_in_4bit=recipe.model.load_in_4bit,
         revision=recipe.model.revision,
         use_gradient_checkpointing="unsloth" if recipe.train.gradient_checkpointing else False,
+        **vllm,
     )
     return model, _padded(tokenizer)
 

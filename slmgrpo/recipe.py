@@ -112,7 +112,7 @@ class Data(Section):
 
 class Sampling(Section):
     engine: Literal["auto", "unsloth", "vllm", "hf"] = "auto"
-    """auto: hf. vllm: stock vLLM beside the trainer (`pip install 'slmgrpo[vllm]'`). This version refuses `unsloth`."""
+    """auto: unsloth on CUDA with its backend and vLLM, else hf. vllm: stock vLLM beside the trainer, in `[vllm]`."""
     group_size: int = Field(default=8, ge=2)
     """G, completions per prompt (TRL num_generations)."""
     max_tokens: int = Field(default=512, ge=1)

@@ -49,7 +49,7 @@ def _model(recipe: Recipe) -> Iterator[Clash]:
     if sampling.engine == "vllm" and model.load_in_4bit:
         text = "engine vllm would write with 16-bit weights while 4-bit ones are trained; set model.load_in_4bit: false"
         yield Clash((("sampling", "engine"), ("model", "load_in_4bit")), text)
-    if sampling.engine == "vllm" and sampling.temperature < 0.01:
+    if sampling.engine in ("vllm", "unsloth") and sampling.temperature < 0.01:
         text = f"vLLM draws at 0.01 where {sampling.temperature:g} is asked; set at least 0.01"
         yield Clash((("sampling", "temperature"), ("sampling", "engine")), text)
     start = recipe.adapter is not None or recipe.cold_start is not None
@@ -58,6 +58,11 @@ def _model(recipe: Recipe) -> Iterator[Clash]:
     if recipe.merge_adapter and recipe.adapter is not None and recipe.cold_start is not None:
         text = "with adapter and cold_start both it is not clear what to merge; take one of them out"
         yield Clash((("merge_adapter",), ("adapter",), ("cold_start",)), text)
+    if recipe.merge_adapter and sampling.engine == "unsloth":
+        text = (
+            "engine unsloth shares the base weights with vLLM, and a merge would change them; use sampling.engine: vllm"
+        )
+        yield Clash((("sampling", "engine"), ("merge_adapter",)), text)
     if recipe.merge_adapter and model.load_in_4bit:
         text = "an adapter cannot be folded into 4-bit weights without loss; set model.load_in_4bit: false"
         yield Clash((("merge_adapter",), ("model", "load_in_4bit")), text)

