@@ -118,7 +118,7 @@ def generate_and_grade(
     return groups
 
 
-def _written(engine: Engine, requests: list[Request], step: int) -> Iterator[Completion]:
+def _written(engine: Writer, requests: list[Request], step: int) -> Iterator[Completion]:
     """What the engine writes; whatever it dies of ends the run by name, and with advice where memory ran out."""
     try:
         yield from engine.generate(requests, step=step)

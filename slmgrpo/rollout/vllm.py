@@ -323,9 +323,8 @@ class VllmEngine:
 class Under:
     """A vllm engine that writes under another recipe's sampling settings and seed; it owns nothing."""
 
-    name = "vllm"
-
     def __init__(self, engine: VllmEngine, recipe: Recipe) -> None:
+        self.name = engine.name
         self._engine, self._recipe = engine, recipe
         self.end_ids = engine.end_ids
 
