@@ -102,6 +102,38 @@ def shift(
 
 
 @dynamics_app.command()
+def principal(
+    target: Annotated[str, typer.Argument(help="RUN, RUN:STEP or an adapter.", metavar="TARGET")],
+    top: Annotated[int, typer.Option(help="So many singular directions of each base weight.", min=1)] = 16,
+    base: Annotated[str | None, typer.Option(help="The model under an adapter.", metavar="MODEL")] = None,
+) -> None:
+    """Show how much of an update lies in the top singular directions of the weights that it changes, beside chance.
+
+    Example: `slmgrpo dynamics principal runs/mine --top 32`
+    """
+    from slmgrpo.dynamics import probe, table, update
+    from slmgrpo.eval import models, targets
+    from slmgrpo.eval.table import text
+    from slmgrpo.model import quiet
+
+    chosen = targets.parse(target, base=base)
+    if chosen.adapter is None:
+        raise RecipeError(f"dynamics principal: {target} has no adapter; give a run or an adapter")
+    with quiet():
+        model, _ = models.load_base(chosen.base)
+        model = models.add_adapter(model, chosen.adapter, "tuned")
+    shares: dict[str, list[tuple[update.Principal, tuple[int, int]]]] = {}
+    for name, layer in probe.lora_layers(model).items():
+        moved = probe.factors(layer, "tuned")
+        directions = update.top_directions(probe.base_weight(layer), min(top, *moved.shape))
+        found = update.principal_shares(moved, *directions), moved.shape
+        shares.setdefault(probe.Place.of(name).module, []).append(found)
+    title = f"{target}: share of ||dW||^2 in the top {top} singular directions of W"
+    typer.echo(text(title, table.principal_table(shares, top)))
+    typer.echo(wrapped("output: left directions, input: right ones; chance: top / d_out, top / d_in"))
+
+
+@dynamics_app.command()
 def compare(
     a: Annotated[str, typer.Argument(help="RUN, RUN:STEP or an adapter.", metavar="A")],
     b: Annotated[

@@ -70,6 +70,17 @@ def test_subspaces_are_those_of_the_formed_update(pair: tuple[Factors, Factors])
     assert shares.both == pytest.approx(float(dx[:2, :2].norm() ** 2) / whole, abs=1e-9)
 
 
+@pytest.mark.parametrize("shape", [(12, 30), (30, 12), (16, 16)])
+def test_top_directions_are_those_of_the_svd(shape: tuple[int, int]) -> None:
+    weight = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    u, _, vt = torch.linalg.svd(weight)
+    left, right = update.top_directions(weight, 4)
+    assert update.principal_cosines(left, u[:, :4]).tolist() == pytest.approx([1] * 4, abs=1e-9)
+    assert update.principal_cosines(right, vt[:4].T).tolist() == pytest.approx([1] * 4, abs=1e-9)
+    inside = Factors(vt[:3], u[:, :3], 2.0)
+    assert update.principal_shares(inside, left, right).both == pytest.approx(1)
+
+
 def test_effective_rank_counts_equal_values_and_sees_one_that_dominates() -> None:
     assert update.effective_rank(torch.ones(8)) == pytest.approx(8)
     assert update.effective_rank(torch.tensor([1.0, 0.0, 0.0])) == pytest.approx(1)

@@ -66,6 +66,11 @@ def base_weight(layer: Any) -> torch.Tensor:
     return dequantize_module_weight(layer.get_base_layer()).detach()
 
 
+def weight_norm(layer: Any) -> float:
+    """||W||_F of the frozen weight, summed in float32 without a copy of it."""
+    return float(torch.linalg.vector_norm(base_weight(layer), dtype=torch.float32))
+
+
 class Probe:
     """Call `see` with the metrics of every rollout; at the recipe's cadence it writes dynamics/step_N.parquet.
 
@@ -76,7 +81,7 @@ class Probe:
     def __init__(self, policy: Policy, run: RunDir, recipe: Recipe, *, step: int, steps: int) -> None:
         self._layers = lora_layers(policy.model)
         self._run, self._recipe, self._steps, self._step = run, recipe, steps, step
-        self._norms = {name: float(base_weight(layer).float().norm()) for name, layer in self._layers.items()}
+        self._norms = {name: weight_norm(layer) for name, layer in self._layers.items()}
         self._history: list[tuple[float, float]] = []
         if step:
             for line in run.metrics.read_text(encoding="utf-8").splitlines():
@@ -208,5 +213,5 @@ def steps(run: RunDir) -> list[int]:
 
 
 def read(run: RunDir, step: int) -> list[dict[str, Any]]:
-    """One row a tensor at a measured step: see DESIGN of the columns in dynamics/README.md."""
+    """One row a tensor at a measured step; the columns are in dynamics/README.md."""
     return _read(run.dynamics / f"step_{step}.parquet")

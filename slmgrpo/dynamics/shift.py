@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from slmgrpo.dynamics import update
-from slmgrpo.dynamics.probe import base_weight, factors, lora_layers
+from slmgrpo.dynamics.probe import factors, lora_layers, weight_norm
 
 NOISE = "noise"
 """Name of the adapter that holds the null."""
@@ -91,7 +91,7 @@ def measure(
     """
     if adapter is None:
         model = _with_noise_everywhere(model, rank)
-        sizes = {name: relative * float(base_weight(one).float().norm()) for name, one in lora_layers(model).items()}
+        sizes = {name: relative * weight_norm(one) for name, one in lora_layers(model).items()}
     else:
         sizes = {name: update.norm(factors(one, adapter)) for name, one in lora_layers(model).items()}
         model.add_adapter(NOISE, model.peft_config[adapter])

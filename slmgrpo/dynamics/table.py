@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal
 
 from slmgrpo.eval import stats
+
+if TYPE_CHECKING:
+    from slmgrpo.dynamics.update import Principal
 
 By = Literal["layer", "module", "role"]
 FEW = 5
@@ -66,6 +70,24 @@ def update_table(groups: Sequence[Group], by: By) -> list[list[str]]:
     for one in groups:
         shares = (f"{100 * one.relative:.3g}", f"{100 * one.null:.3g}", f"{100 * one.mass:.1f}")
         table.append([one.name, str(one.tensors), *shares, f"{one.effective_rank:.1f}", coherence(one)])
+    return table
+
+
+def principal_table(shares: Mapping[str, Sequence[tuple[Principal, tuple[int, int]]]], top: int) -> list[list[str]]:
+    """A line a module, means over its tensors in %. shares: by module, each tensor's with the shape (d_out, d_in)."""
+    table = [["module", "tensors", "output %", "chance", "input %", "chance"]]
+    every = [one for own in shares.values() for one in own]
+    for name, own in [*shares.items(), ("all", every)]:
+        found = [
+            fmean(100 * value for value in values)
+            for values in (
+                [share.left for share, _ in own],
+                [min(top / d_out, 1.0) for _, (d_out, _) in own],
+                [share.right for share, _ in own],
+                [min(top / d_in, 1.0) for _, (_, d_in) in own],
+            )
+        ]
+        table.append([name, str(len(own)), *(f"{value:.1f}" for value in found)])
     return table
 
 

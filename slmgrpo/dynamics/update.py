@@ -86,6 +86,19 @@ def principal_cosines(x: Tensor, y: Tensor) -> Tensor:
     return torch.linalg.svdvals(x.T @ y).clamp(max=1.0)
 
 
+def top_directions(weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(left (d_out, count), right (d_in, count)): the singular vectors of a weight with the largest values, float64.
+
+    From the eigenvectors of the smaller of W W^T and W^T W, which is exact where the top values stand apart from zero.
+    """
+    w = weight.double()
+    tall = w.shape[0] > w.shape[1]
+    w = w.T if tall else w
+    short = torch.linalg.eigh(w @ w.T)[1][:, -count:].flip(1)
+    long = torch.linalg.qr(w.T @ short)[0]
+    return (long, short) if tall else (short, long)
+
+
 @dataclass(frozen=True)
 class Principal:
     """Shares of ||dW||^2 that lie in the top-k singular directions of the base weight.
