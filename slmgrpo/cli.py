@@ -65,6 +65,10 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Run directory; by default runs/NAME-DATE-TIME.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run; by default the recipe's.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run from its last checkpoint.")] = None,
+    allow_changes: Annotated[
+        bool,
+        typer.Option("--allow-changes", help="Resume although the recipe was changed, by --set or in recipe.json."),
+    ] = False,
 ) -> None:
     """Train a recipe and write a run directory.
 
@@ -76,15 +80,12 @@ def train(
     if (recipe is None) == (resume is None):
         raise RecipeError("train: give a recipe, or --resume RUN; `slmgrpo recipes` lists the packaged ones")
     if resume is not None:
-        if overrides or out or name:
-            raise RecipeError(
-                "train: --resume goes on with the run as it is; start a new run to use --set, --out, --name"
-            )
-        from slmgrpo import recipe as recipes_schema
+        if out or name:
+            raise RecipeError("train: a resumed run keeps its folder and name; take --out and --name away")
+        from slmgrpo.resume import recipe_of
 
         run = runs.open_run(resume)
-        spec = recipes_schema.Recipe.model_validate(run.read_json("recipe.json"))
-        base = Path(run.read_json("env.json")["base"])
+        spec, base = recipe_of(run, overrides or (), allow_changes=allow_changes)
     else:
         from slmgrpo.recipe_load import load
 

@@ -286,7 +286,8 @@ class Watch:
         if action == "warn":
             self.warn(name, message(name, what))
             return
-        raise GuardStop(name, f"{message(name, what)}. To go on all the same: --set guards.actions.{name}=warn")
+        way = f"To resume all the same add --set guards.actions.{name}=warn --allow-changes"
+        raise GuardStop(name, f"{message(name, what)}. {way}")
 
     def warn(self, name: GuardName, text: str) -> None:
         log.warning("%s", text)

@@ -35,8 +35,11 @@ class Loaded:
         return self.path.parent
 
 
-def load(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Loaded:
-    """Read a recipe file, or the packaged recipe of that name, with its parents and `a.b=c` overrides on top."""
+def load(path_or_name: str | Path, overrides: Sequence[str] = (), *, placed: bool = False) -> Loaded:
+    """Read a recipe file, or the packaged recipe of that name, with its parents and `a.b=c` overrides on top.
+
+    placed: its paths do not start at its folder, as in the recipe.json of a run.
+    """
     path = find(path_or_name)
     try:
         tree, problems = merged_tree(path)
@@ -56,7 +59,7 @@ def load(path_or_name: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     if not recipe.name:
         recipe = recipe.model_copy(update={"name": path.stem})
     origins = dict(_origins(resolved(recipe), tree))
-    return Loaded(_placed(recipe, origins, path.parent), origins, path)
+    return Loaded(recipe if placed else _placed(recipe, origins, path.parent), origins, path)
 
 
 def _unwritable(tree: Spot, key: Key = ()) -> Iterator[Problem]:

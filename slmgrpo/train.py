@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from slmgrpo.guards import GuardStop, Watch
 from slmgrpo.interrupt import Interrupted, Interrupts
 from slmgrpo.plan import Plan
 from slmgrpo.recipe import Recipe, Source
+from slmgrpo.resume import accept, begin
 from slmgrpo.rewards.base import Reward
 from slmgrpo.rewards.pool import Pool
 from slmgrpo.rewards.shuffle import one_letter_baseline, shuffle_options
@@ -93,9 +94,10 @@ def train(
             sampler = data.PromptSampler([p.row for p in prompted.values()], recipe.seed, recipe.train.prompts_per_step)
             run = resume or _new_run(asked, plan, base, out)
             with _logging_to(run), trackers.tracked(observer, recipe, run) as watched:
-                if changed:
-                    log.warning("%s", changed)
-                    watched.warn(changed)
+                edits = accept(resume, recipe, plan) if resume else []
+                for note in [*edits, *([changed] if changed else [])]:
+                    log.warning("%s", note)
+                    watched.warn(note)
                 if rung:
                     log.info("sandbox: rung %d, %s; it does not stop: %s", rung.number, rung.name, rung.does_not)
                 for note in suites.notes:
@@ -318,9 +320,7 @@ def _engine(recipe: Recipe, plan: Plan, policy: model.Policy) -> Engine:
 def _new_run(recipe: Recipe, plan: Plan, base: Path, out: Path | None) -> RunDir:
     run = runs.create(recipe.name, out)
     run.lock()
-    run.write_json("recipe.json", recipe.model_dump(mode="json", by_alias=True))
-    run.write_json("plan.json", asdict(plan))
-    run.write_json("env.json", runs.environment() | {"base": str(base.resolve())})
+    begin(run, recipe, plan, runs.environment() | {"base": str(base.resolve())})
     return run
 
 

@@ -129,7 +129,7 @@ BAD_INPUT = {
     "unknown recipe": (["train", "quickstrat"], "quickstart"),
     "unknown key": (["train", "quickstart", "--set", "sampling.group_sise=4"], "did you mean `group_size`?"),
     "no such run": (["train", "--resume", "runs/none"], "no such run directory"),
-    "resume with --set": (["train", "--resume", "x", "--set", "train.steps=1"], "start a new run"),
+    "resume with --out": (["train", "--resume", "x", "--out", "y"], "keeps its folder and name"),
     "engine that is not there": (["train", "quickstart", "--set", "sampling.engine=unsloth"], "sampling.engine"),
     "vllm that is not installed": (
         ["train", "quickstart", "--set", "sampling.engine=vllm"],
