@@ -252,7 +252,7 @@ def test_syncs_leave_every_base_weight_as_it_was(running: tuple[VllmEngine, Poli
         }
 
     before, held = model.base_fingerprint(policy), engine._llm.apply_model(sums)
-    for step in range(100):
+    for step in range(1000):
         shake(policy, 1e-3)
         engine.sync(step)
         engine._wake()
@@ -375,4 +375,4 @@ def test_smollm2_takes_three_steps(tmp_path: Path) -> None:
     metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").open()]
     print(metrics[-1])
     assert [line["step"] for line in metrics] == [1, 2, 3]
-    assert all(line["sampler_gap_max"] < 2e-3 for line in metrics)
+    assert all(line["sampler_gap_max"] < 2e-4 for line in metrics)
