@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import random
 import subprocess
 import sys
@@ -322,7 +323,7 @@ SLMGRPO = [sys.executable, "-m", "slmgrpo"]
 
 def slmgrpo(*arguments: str | Path, cwd: Path, program: list[str] = SLMGRPO) -> subprocess.CompletedProcess[str]:
     command = [*program, *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=400)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=900)
 
 
 DIES = """
@@ -357,6 +358,37 @@ def test_a_dead_engine_ends_the_run_and_a_resume_finishes_it(tmp_path: Path) -> 
     assert again.returncode == 0, again.stdout + again.stderr
     assert json.loads((run / "status.json").read_text())["state"] == "finished"
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").open()] == [1, 2, 3, 4]
+
+
+RANK = """
+import torch
+import test_engine_vllm as t
+
+torch.distributed.init_process_group("gloo")
+engine, policy = t.start(t.recipe_of())
+requests = t.ask(count=4)
+written = t.write(engine, requests)
+assert t.gap(policy, requests, written) < 5e-5
+engine.close()
+every = [None, None]
+torch.distributed.all_gather_object(every, [written[key].token_ids for key in sorted(written)])
+assert every[0] == every[1]
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_every_rank_has_an_engine_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(RANK)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--local-addr=localhost"]
+    done = subprocess.run(
+        [*torchrun, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", tmp_path / "rank.py"],
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_embedded_model_learns_what_it_learns_with_the_hf_engine(tmp_path: Path) -> None:

@@ -42,9 +42,6 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 BLOCK = 32
 """Tokens of a cache block on a CPU: only whole ones are shared between members, and vLLM's own choice there is 128."""
 
-_KEPT: list[Any] = []
-"""Closed engines beside other ranks: collected, they would end the process group of all of them."""
-
 
 @dataclass(frozen=True)
 class Lender:
@@ -133,7 +130,7 @@ class VllmEngine:
         """Give back vLLM's memory."""
         llm, self._llm, self._adapter = self._llm, None, None
         if llm is not None and _beside_other_ranks():
-            _KEPT.append(llm)
+            llm.engine_core._finalizer.detach()  # vLLM's shutdown would end the process group of all ranks
         elif llm is not None and self._lender is None:
             with suppress(Exception):  # what already failed may fail again
                 llm.engine_core.shutdown()
