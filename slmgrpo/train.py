@@ -94,7 +94,7 @@ def train(
             sampler = data.PromptSampler([p.row for p in prompted.values()], recipe.seed, recipe.train.prompts_per_step)
             run = resume or _new_run(asked, plan, base, out)
             with _logging_to(run), trackers.tracked(observer, recipe, run) as watched:
-                edits = accept(resume, recipe, plan) if resume else []
+                edits = accept(resume, asked, plan) if resume else []
                 for note in [*edits, *([changed] if changed else [])]:
                     log.warning("%s", note)
                     watched.warn(note)
