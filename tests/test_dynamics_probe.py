@@ -86,6 +86,19 @@ def test_a_run_that_began_without_a_probe_goes_on_without_one(tmp_path: Path) ->
     assert probe.steps(run) == []
 
 
+def test_a_step_that_was_skipped_counts_for_nothing(tmp_path: Path) -> None:
+    lines = [{"step": 1, "learning_rate": 1e-3, "grad_norm": 0.5}]
+    skipped = {"step": 2, "learning_rate": 1e-3, "grad_norm": None, "nonfinite": True}
+    nulls = []
+    for name, seen in (("plain", lines), ("skipped", [*lines, skipped])):
+        run = RunDir(tmp_path / name)
+        run.path.mkdir()
+        subject = policy()
+        probe.Probe(subject, run, load("quickstart").recipe, step=0, steps=len(seen)).see(seen)
+        nulls.append([row["null"] for row in probe.read(run, len(seen))])
+    assert nulls[0] == nulls[1]
+
+
 @pytest.mark.parametrize(
     ("name", "place"),
     [

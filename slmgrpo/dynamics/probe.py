@@ -67,8 +67,8 @@ def base_weight(layer: Any) -> torch.Tensor:
 
 
 def weight_norm(layer: Any) -> float:
-    """||W||_F of the frozen weight, summed in float32 without a copy of it."""
-    return float(torch.linalg.vector_norm(base_weight(layer), dtype=torch.float32))
+    """||W||_F of the frozen weight, summed in float64."""
+    return float(torch.linalg.vector_norm(base_weight(layer), dtype=torch.float64))
 
 
 class Probe:
@@ -107,6 +107,8 @@ class Probe:
             self._write(self._rows(self._step, self._walk()))
 
     def _remember(self, line: Mapping[str, Any]) -> None:
+        if line.get("nonfinite"):  # no step was taken
+            return
         size = min(line["grad_norm"], self._recipe.optimizer.max_grad_norm)
         self._history.append((line["learning_rate"], size))
 
