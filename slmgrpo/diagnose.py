@@ -119,7 +119,8 @@ class Diagnosis:
 def diagnose(path: Path) -> Diagnosis:
     """Read a run directory and name what its curves show; RecipeError where it has no steps yet."""
     curves = read(path)
-    notes = [] if len(curves.rollouts) >= ENOUGH else [_too_few(curves)]
+    judged = len(curves.signal("reward"))
+    notes = [] if judged >= ENOUGH else [f"too few steps for trends: {judged} rollouts, {ENOUGH} are needed"]
     if not curves.heldout:
         notes.append("no held-out scores: a grader that is fooled in training cannot be told from learning")
     elif len(curves.heldout) == 1:
@@ -140,17 +141,13 @@ def diagnose(path: Path) -> Diagnosis:
 _RANK: dict[Confidence, int] = {"high": 0, "medium": 1, "low": 2}
 
 
-def _too_few(curves: Curves) -> str:
-    return f"too few steps for trends: {len(curves.rollouts)} rollouts, {ENOUGH} are needed"
-
-
 # findings: each looks at the curves alone
 
 
 def find(curves: Curves) -> list[Finding]:
     """All patterns that the curves show."""
     found = [_staleness(curves), _degenerate(curves)]
-    if len(curves.rollouts) >= ENOUGH:
+    if len(curves.signal("reward")) >= ENOUGH:
         found += [_unearned(curves), _entropy_collapse(curves), _instability(curves), _length_drift(curves)]
         found += [_gain(curves)]
     return [finding for finding in found if finding is not None]
@@ -236,7 +233,7 @@ def _lags_behind(curves: Curves, right: Change) -> str | None:
 def _who_pays(curves: Curves) -> dict[str, float]:
     """Rise of each rule that is no right-or-wrong question, times its weight."""
     found = {}
-    for name in curves.rollouts[-1]["rules"]:
+    for name in curves.rollouts[-1].get("rules", {}):
         judged = any(
             {"correct", "wrong", "no_answer"} & line["statuses"].get(name, {}).keys() for line in curves.rollouts
         )

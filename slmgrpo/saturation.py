@@ -81,8 +81,8 @@ def outlook(values: Sequence[float]) -> Outlook:
             text = f"cannot tell: {names} fit alike and end apart ({ends})"
         return Outlook("cannot tell", text, tuple(found))
     assert best.limit is not None
-    missing = abs(best.limit - best.end)
-    reached = missing <= REACHED * abs(best.limit - best.start)
+    near = low <= best.end <= high and high - low <= change / 2
+    reached = near or abs(best.limit - best.end) <= REACHED * abs(best.limit - best.start)
     text = f"limit {_number(best.limit)} [{_number(low)}, {_number(high)}] by {names}"
     if reached:
         return Outlook("saturated", f"at its {text}", tuple(found))
