@@ -113,7 +113,8 @@ def _train(spec: Recipe, plan: Plan, base: Path, out: Path | None, run: RunDir |
     console.print(view.summary(spec.name, metrics, outcome.before, outcome.after))
     console.print(f"\nrun: {outcome.run.path}", soft_wrap=True)
     longer = [f"slmgrpo train {typed} --set train.steps={2 * plan.steps}"] if typed else []
-    console.print("next: " + "\n      ".join([f"slmgrpo eval {outcome.run.path}", *longer]), soft_wrap=True)
+    following = [f"slmgrpo diagnose {outcome.run.path}", f"slmgrpo eval {outcome.run.path}", *longer]
+    console.print("next: " + "\n      ".join(following), soft_wrap=True)
 
 
 @app.command()

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from slmgrpo import saturation
 from slmgrpo.curves import SURE, Change, Curves, accuracy, change, fall, read
+from slmgrpo.run import open_run
 
 Name = Literal[
     "staleness",
@@ -46,6 +47,9 @@ DRIFTED = 1.3
 """Ratio of mean lengths, either way."""
 SILENT = 0.9
 """Share of groups without a signal."""
+
+NOISE = 1.5
+"""Coherence up to which an adapter may have moved by noise (runs with permuted advantages reach 1.34)."""
 
 REMEDIES: dict[Name, str] = {
     "staleness": "fewer train.updates_per_rollout or a smaller optimizer.learning_rate; "
@@ -125,6 +129,8 @@ def diagnose(path: Path) -> Diagnosis:
         notes.append("no held-out scores: a grader that is fooled in training cannot be told from learning")
     elif len(curves.heldout) == 1:
         notes.append("one held-out score so far: whether gains in training carry over is open")
+    if moved := _coherence(path):
+        notes.append(moved)
     findings = sorted(find(curves), key=lambda f: (_RANK[f.confidence], SEVERITY.index(f.name)))
     curve = curves.signal("reward")
     return Diagnosis(
@@ -139,6 +145,21 @@ def diagnose(path: Path) -> Diagnosis:
 
 
 _RANK: dict[Confidence, int] = {"high": 0, "medium": 1, "low": 2}
+
+
+def _coherence(path: Path) -> str | None:
+    """How far the adapter moved beside its null (dynamics/null.py), where the run measured it."""
+    run = open_run(path)
+    if not any(run.dynamics.glob("step_*.parquet")):
+        return None
+    from slmgrpo.dynamics import probe, table
+
+    step = probe.steps(run)[-1]
+    moved = table.coherence_of(probe.read(run, step))
+    if math.isnan(moved):
+        return None
+    said = "hardly more than" if moved < NOISE else f"{moved:.1f} times as far as"
+    return f"by step {step} the adapter moved {said} gradients of pure noise would move it (coherence {moved:.2f})"
 
 
 # findings: each looks at the curves alone

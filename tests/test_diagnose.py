@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from slmgrpo.callbacks import Silent
@@ -164,6 +166,14 @@ def test_an_unfinished_run_is_read_up_to_its_last_whole_line(tmp_path: Path) -> 
     assert (found.state, found.steps, found.findings[0].name) == ("running", 20, "learning")
 
 
+@pytest.mark.parametrize(("norm", "said"), [(1.1, "hardly more than"), (3.0, "3.0 times as far as")])
+def test_how_far_the_adapter_moved_is_told_beside_noise(tmp_path: Path, norm: float, said: str) -> None:
+    run = written(tmp_path / "run", [line(i, 0.4) for i in range(1, 11)])
+    (run / "dynamics").mkdir()
+    pq.write_table(pa.table({"norm": [norm, norm], "null": [1.0, 1.0]}), run / "dynamics" / "step_10.parquet")
+    assert any(said in note and f"(coherence {norm:.2f})" in note for note in diagnose(run).notes)
+
+
 def test_too_few_steps_are_said_and_give_no_trend(tmp_path: Path) -> None:
     run = written(tmp_path / "run", [line(i, 0.1 * i) for i in range(1, ENOUGH)])
     found = diagnose(run)
@@ -202,3 +212,13 @@ def test_real_runs_that_fail_are_named(recipe: str, name: str, tmp_path: Path) -
     loaded = load(f"studies/failures/{recipe}", ["seed=21", "train.steps=16", "data.heldout.0.limit=20"])
     train(loaded.recipe, plan(loaded), base=loaded.base, out=tmp_path / "run", resume=None, observer=Silent())
     assert chief(tmp_path / "run") == name
+
+
+@pytest.mark.slow
+def test_most_runs_of_unseen_seeds_are_named(tmp_path: Path) -> None:
+    script = Path(__file__).parent / "benchmarks" / "diagnose.py"
+    done = subprocess.run(
+        [sys.executable, script, "--seeds", "31", "--runs", tmp_path], capture_output=True, text=True, check=True
+    )
+    scores = json.loads(done.stdout.splitlines()[-1])
+    assert scores["named"] >= 0.75 and scores["healthy_or_not"] >= 0.9, done.stdout
