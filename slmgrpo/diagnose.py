@@ -166,12 +166,12 @@ def _coherence(path: Path) -> str | None:
 
 
 def find(curves: Curves) -> list[Finding]:
-    """All patterns that the curves show."""
+    """All patterns that the curves show; of two of one name the first."""
     found = [_staleness(curves), _degenerate(curves)]
     if len(curves.signal("reward")) >= ENOUGH:
         found += [_unearned(curves), _entropy_collapse(curves), _instability(curves), _length_drift(curves)]
         found += [_gain(curves)]
-    return [finding for finding in found if finding is not None]
+    return list({finding.name: finding for finding in reversed(found) if finding is not None}.values())
 
 
 def _staleness(curves: Curves) -> Finding | None:
