@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -201,3 +202,19 @@ def test_a_lent_vllm_writes_what_its_owner_would_write() -> None:
     assert len(handed) == 2
     lent.close()
     own.close()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_run_writes_with_the_adapter_that_it_trains(tmp_path: Path) -> None:
+    import torch
+
+    from slmgrpo.callbacks import Silent
+    from slmgrpo.train import train
+
+    if not torch.cuda.is_available() or importlib.util.find_spec("vllm") is None:
+        pytest.skip("needs a GPU and vLLM")
+    loaded = load("smollm2_135m_arithmetic", ["train.steps=4", "sampling.engine=unsloth", "model.backend=unsloth"])
+    run = train(loaded.recipe, plan(loaded), base=loaded.base, out=tmp_path / "run", resume=None, observer=Silent()).run
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert all(line["sampler_gap"] < 0.05 for line in lines if line["rows_trained"])

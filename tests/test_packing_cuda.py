@@ -18,7 +18,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_models import random_model
+from random_models import gradient, random_model, with_adapter
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -123,6 +123,27 @@ def test_a_row_filled_up_scores_as_before(monkeypatch: pytest.MonkeyPatch) -> No
         "slmgrpo.trainer.packing.layout_of", lambda rows, multiple: layout_of(rows, multiple=flex.BLOCK)
     )
     assert torch.allclose(packed_log_probs(model, rows, 1.0).log_probs, before.log_probs, atol=1e-12)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 5e-2)])
+def test_on_a_gpu_packed_rows_score_and_learn_as_padded_ones(
+    dtype: torch.dtype, tolerance: float, checkpointing: bool
+) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("this machine has no GPU")
+    model = with_adapter(random_model("qwen3", head_dim=64, hidden_size=256)).to("cuda", dtype).train()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    rows = [TokenRow(tuple(range(50)), tuple(range(n))) for n in (60, 1, 0, 33)] + [TokenRow((1, 2), (3,) * 200)]
+    gradients, scores = [], []
+    for passes in (packed_log_probs, log_probs):
+        scores.append(passes(model, rows, 1.0).log_probs)
+        scores[-1].sum().backward()
+        gradients.append(gradient(model).float())
+    assert (scores[0] - scores[1]).norm() <= tolerance * scores[1].norm()
+    assert (gradients[0] - gradients[1]).norm() <= tolerance * gradients[1].norm()
 
 
 # Unsloth, as installed
