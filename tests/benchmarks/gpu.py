@@ -189,8 +189,6 @@ def by_trl(
     mark: Callable[[], None],
 ) -> str:
     """TRL's own trainer, or the one that unsloth has put in its place, with completions from a list."""
-    if arm == "unsloth":
-        from unsloth import FastLanguageModel  # pyright: ignore[reportPrivateImportUsage]
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -201,6 +199,8 @@ def by_trl(
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     adapter: Any = None
     if arm == "unsloth":
+        from unsloth import FastLanguageModel  # pyright: ignore[reportPrivateImportUsage]
+
         policy, tokenizer = FastLanguageModel.from_pretrained(
             model_name=str(model), max_seq_length=longest + 1, load_in_4bit=False
         )
