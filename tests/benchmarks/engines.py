@@ -79,7 +79,7 @@ def main() -> None:
     if importlib.util.find_spec("vllm") is None:
         print("vllm_ragged: not measured, vLLM is not installed here")
     else:
-        results["vllm_ragged"] = compare_vllm(model, ragged, repeats)
+        results["vllm_ragged"] = compare_vllm(model, ragged, 1 if options.quick else repeats)
     results["noise_share"] = noise_share(model.config.vocab_size)
     print(json.dumps({name: round(value, 3) for name, value in results.items()}))
 
