@@ -290,7 +290,8 @@ def _cold_started(
     adapter = folder / "adapter"
     if not (adapter / "adapter_model.safetensors").exists():
         observer.stage(f"cold start: {recipe.cold_start.steps if recipe.cold_start else 0} steps on worked solutions")
-        cold_start.cold_start(policy, rows, recipe, folder)
+        with _kept(run):
+            cold_start.cold_start(policy, rows, recipe, folder)
     if recipe.merge_adapter:
         log.info("the cold start's adapter is merged: the reference is the model after it")
         policy = model.load(recipe.model_copy(update={"adapter": str(adapter)}), max_length=plan.max_length)
@@ -299,6 +300,24 @@ def _cold_started(
         log.info("the cold start's adapter is continued: the reference (adapter off) is the model before it")
         policy.load_adapter(adapter)
     return policy
+
+
+@contextmanager
+def _kept(run: RunDir) -> Iterator[None]:
+    """What ends the cold start leaves a run that begins with it again."""
+    way = f"{run.path} is kept (before step 1); resume with `slmgrpo train --resume {run.path}`"
+    try:
+        yield
+    except Interrupted as stop:
+        run.status("interrupted", 0, signal=str(stop))
+        stop.saved = way
+        raise
+    except Exception as error:
+        log.error("%s", traceback.format_exc())
+        reason = str(error) if isinstance(error, SlmgrpoError) else f"{type(error).__name__}: {error}".splitlines()[0]
+        with suppress(OSError):
+            run.status("failed", 0, error=reason)
+        raise RunError(f"cold start: {reason}\n{way}") from error
 
 
 def _engine(recipe: Recipe, plan: Plan, policy: model.Policy) -> Engine:

@@ -154,5 +154,16 @@ def _arm(stage: str, count: int, strike: Callable[[], Any]) -> None:
                 write(path, text)
 
             patch.setattr(runs, "write_text", writing)
+        elif stage == "cold start":
+            from transformers import Trainer
+
+            training_step = Trainer.training_step
+
+            def stepping(self: Trainer, *given: Any, **named: Any) -> Any:
+                if passing():
+                    strike()
+                return training_step(self, *given, **named)
+
+            patch.setattr(Trainer, "training_step", stepping)
         else:
             raise AssertionError(stage)

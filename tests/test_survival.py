@@ -132,6 +132,20 @@ def test_two_signals_in_an_update_save_nothing_half_done(tmp_path: Path, unbroke
     same(trained(tmp_path / "run", resume=True), unbroken)
 
 
+@pytest.mark.slow
+def test_a_signal_in_the_cold_start_leaves_a_run_that_begins_with_it_again(tmp_path: Path) -> None:
+    pytest.importorskip("unsloth")  # before trl
+    rows = [{"question": f"{i} + 1 =", "answer": str(i + 1), "solution": f"{i + 1}"} for i in range(8)]
+    (tmp_path / "cold.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    cold = f"cold_start={{data: [{{source: 'file:{tmp_path}/cold.jsonl'}}], steps: 4, batch_size: 4}}"
+    ended = struck(tmp_path / "run", "cold start", 3, signal.SIGTERM, cold)
+    assert os.waitstatus_to_exitcode(ended) == 143
+    run = RunDir(tmp_path / "run")
+    assert run.read_json("status.json")["state"] == "interrupted"
+    assert not (run.path / "cold_start" / "adapter").exists()
+    assert [m["step"] for m in lines(trained(run.path, cold, resume=True).metrics)] == [1, 2, 3, 4, 5, 6]
+
+
 # disks
 
 
