@@ -159,7 +159,7 @@ class RunDir:
 
     @property
     def _streams(self) -> tuple[Path, ...]:
-        return self.metrics, self.samples
+        return self.metrics, self.samples, self.evaluations
 
     def rewind(self, step: int) -> list[str]:
         """Leave what a run at `step` would have: no line and nothing of a later step, no half-written file.

@@ -113,6 +113,46 @@ def test_rewind_cuts_steps_behind_the_checkpoint_and_a_half_line(tmp_path: Path)
     assert [json.loads(line)["step"] for line in run.samples.read_text().splitlines()] == [1, 1, 5]
 
 
+def test_rewind_removes_what_later_steps_left_and_half_written_files(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    checkpointed(run, 4, 8)
+    run.append(run.metrics, ({"step": step} for step in range(1, 9)))
+    run.evaluations.write_text('{"step": 4}\n{"step": 8}\n{"st')
+    run.write_json("best.json", {"step": 8})
+    late = ["eval/step_8/heldout/scores.json", "dynamics/step_8.parquet", "nonfinite/step_7.json"]
+    early = ["eval/step_4/heldout/scores.json", "dynamics/step_4.parquet"]
+    half = ["checkpoints/.partial_9_1/x", ".status.json.12", ".metrics.jsonl.7"]
+    for name in (*late, *early, *half):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    assert run.rewind(4) == []
+    assert run.steps() == [4]
+    assert run.lines(run.evaluations) == [{"step": 4}]
+    assert not [name for name in (*late, *half, "best.json") if (tmp_path / name).exists()]
+    assert all((tmp_path / name).exists() for name in early)
+
+
+def test_rewind_says_which_lines_were_lost(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.metrics.write_text('{"step": 1}\n\x00\x00\n{"step": 3}\n')
+    assert run.rewind(3) == [f"{run.metrics}: no readable line of step 2"]
+    assert [line["step"] for line in run.lines(run.metrics)] == [1, 3]
+
+
+def test_a_damaged_checkpoint_is_written_anew_when_its_step_comes_again(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    checkpointed(run, 2)
+    (run.checkpoints / "step_2" / "trainer.pt").write_text("stote")
+    checkpointed(run, 2)
+    assert damage(run.checkpoints / "step_2") is None
+
+
+@pytest.mark.parametrize("text", ["[]", '{"sha256": []}', '{"sha256": {}}', '{"sha256": 3}', "null", "\x00"])
+def test_a_manifest_of_any_form_is_no_checkpoint(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    assert damage(tmp_path)
+
+
 def test_a_half_line_is_cut_even_where_no_step_is(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.metrics.write_text('{"step": 1}\n{"st')
