@@ -96,7 +96,8 @@ def shift(
     with quiet():
         found = shifting.measure(model, tokenizer, prompts, adapter=adapter, seeds=seeds)
     noise = "noise of equal norms" if adapter else "noise of 1 % of each weight"
-    typer.echo(text(f"{target}: shift of the residual stream, %, {len(prompts)} prompts", shifting.table(found)))
+    title = f"{target}: shift of the residual stream{'' if adapter else ' by noise alone'}, %, {len(prompts)} prompts"
+    typer.echo(text(title, shifting.table(found)))
     for note in shifting.notes(found, noise):
         typer.echo(wrapped(note))
 

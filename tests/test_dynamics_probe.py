@@ -157,3 +157,21 @@ def test_the_command_shows_groups_and_refuses_what_was_not_measured(tmp_path: Pa
     refused = slmgrpo("dynamics", run, "--step", "7", cwd=tmp_path)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "step 7 was not measured; there are 10, 12" in refused.stderr
+
+
+def test_the_commands_about_adapters_show_each_measure_beside_its_null(tmp_path: Path) -> None:
+    run = trained_run()
+    shift = slmgrpo("dynamics", "shift", run, "--limit", "2", "--seeds", "1", cwd=tmp_path)
+    assert shift.returncode == 0, shift.stderr
+    assert "last block / middle block, no first: tuned " in shift.stdout
+    principal = slmgrpo("dynamics", "principal", run, "--top", "4", cwd=tmp_path)
+    assert principal.returncode == 0, principal.stderr
+    compared = slmgrpo("dynamics", "compare", run, run, cwd=tmp_path)
+    assert compared.returncode == 0, compared.stderr
+    (whole,) = [line.split() for line in compared.stdout.splitlines() if line.split()[:1] == ["all"]]
+    assert (whole[2], whole[4], whole[6]) == ("+1.000", "1.000", "1.000")
+    for done in (shift, principal, compared):
+        assert max(map(len, done.stdout.splitlines()[1:])) <= 80
+    refused = slmgrpo("dynamics", "compare", run, "tiny", cwd=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "tiny has no adapter" in refused.stderr

@@ -128,15 +128,13 @@ def scale(model: Any, adapter: str, factor: float) -> None:
 
 
 def table(found: Shift) -> list[list[str]]:
-    """A line a block: each treatment in %, tuned and noise; the heading first."""
-    tuned = [] if found.tuned is None else [("", found.tuned)]
-    rows = [["block", *(f"{treatment}{kind}" for treatment in TREATMENTS for kind, _ in (*tuned, (" noise", None)))]]
-    rows[0].append("top token")
+    """A line a block: each treatment in %, with the noise beside it, or the noise alone; the heading first."""
+    sides = [found.noise] if found.tuned is None else [found.tuned, found.noise]
+    names = [heading for treatment in TREATMENTS for heading in (treatment, "noise")[: len(sides)]]
+    rows = [["block", *names, "top token"]]
     for block in range(found.noise.shape[1]):
         cells = [
-            f"{100 * float(values[treatment, block]):.2f}"
-            for treatment in range(len(TREATMENTS))
-            for _, values in (*tuned, ("noise", found.noise))
+            f"{100 * float(values[treatment, block]):.2f}" for treatment in range(len(TREATMENTS)) for values in sides
         ]
         rows.append([str(block), *cells, f"{100 * float(found.top[block]):.0f} %"])
     return rows
