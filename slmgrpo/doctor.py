@@ -71,7 +71,7 @@ def _device() -> Finding:
 def _engines(device: Finding) -> Finding:
     if importlib.util.find_spec("vllm") is None:
         return Finding("engines", "ok", "hf")
-    cuda = device.detail.partition(" x ")[0].isdigit()
+    cuda = device.state == "ok" and not device.detail.startswith("no GPU")
     return Finding("engines", "ok", "hf, vllm, unsloth" if cuda else "hf, vllm (unsloth needs CUDA)")
 
 
