@@ -7,6 +7,7 @@ compared through a dense mask made of the same `mask_mod`.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -96,6 +97,26 @@ def test_eager_flex_attention_gives_what_the_segments_give(multiple: int) -> Non
     by_blocks = flex.attend(query, key, value, layout.blocks(CPU), 0.3).transpose(1, 2)
     assert torch.allclose(by_blocks, by_segment, atol=1e-12)
     assert layout.blocks(CPU) is layout.blocks(CPU)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="a compiler for the CPU form of the kernel is missing")
+def test_compiled_flex_attention_agrees_and_is_compiled_once_for_all_layouts() -> None:
+    """The very function that CUDA gets; on a CPU it has no backward pass either."""
+    counts = torch._dynamo.utils.counters["stats"]
+    graphs = []
+    for lengths, groups in (((100, 50, 20), 2), ((100, 51, 20), 3), ((200, 50), 4), ((30,) * 8, 1), ((300, 300, 1), 2)):
+        rows = [TokenRow(tuple(range(g, g + 150)), tuple(range(n))) for g in range(groups) for n in lengths]
+        layout = layout_of(rows, multiple=flex.BLOCK)
+        query, key, value = heads(layout, torch.float32)
+        with torch.no_grad():
+            out = flex._compiled()(query, key, value, block_mask=layout.blocks(CPU), scale=0.3, enable_gqa=True)
+        by_segment, _ = shared_prefix_attention(
+            torch.nn.Module(), query, key, value, None, scaling=0.3, shared_prefix=layout
+        )
+        assert torch.allclose(out.transpose(1, 2), by_segment, atol=1e-5)
+        graphs.append(counts["unique_graphs"])
+    assert graphs[1:] == [graphs[1]] * 4
 
 
 def test_gradients_through_the_mask_are_those_of_the_segments() -> None:
