@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -84,8 +83,8 @@ class Probe:
         self._norms = {name: weight_norm(layer) for name, layer in self._layers.items()}
         self._history: list[tuple[float, float]] = []
         if step:
-            for line in run.metrics.read_text(encoding="utf-8").splitlines():
-                self._remember(json.loads(line))
+            for line in run.lines(run.metrics):
+                self._remember(line)
         else:
             if any(factors(layer).b.any() for layer in self._layers.values()):
                 policy.save_adapter(run.dynamics / START)
