@@ -121,6 +121,7 @@ def _load_unsloth(recipe: Recipe, source: str, max_length: int, vllm: dict[str, 
         dtype=dtype_of(recipe.model),
         load_in_4bit=recipe.model.load_in_4bit,
         revision=recipe.model.revision,
+        use_exact_model_name=True,  # on CUDA it would take an upload of its own in its place, without the revision
         use_gradient_checkpointing="unsloth" if recipe.train.gradient_checkpointing else False,
         **vllm,
     )
