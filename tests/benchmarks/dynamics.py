@@ -2,7 +2,7 @@
 
 A real run of recipes/smollm2_135m_arithmetic.yaml (its prompts, group size, rank and length); every call of the probe
 is timed, and the bytes of its tensors are counted.
-    python tests/benchmarks/dynamics.py [--quick]
+    python tests/benchmarks/dynamics.py [--quick] [--out RUN]     # then `slmgrpo dynamics RUN`
 overhead: seconds of a probe / (seconds of a step * steps between probes at the default cadence). memory: the most bytes
 of its own tensors that a probe holds at once / the adapter's bytes. --quick: two steps in place of ten.
 """
@@ -61,7 +61,9 @@ class Held(TorchDispatchMode):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two steps: under a minute")
-    steps = 2 if parser.parse_args().quick else 10
+    parser.add_argument("--out", type=Path, help="keep the run here")
+    options = parser.parse_args()
+    steps = 2 if options.quick else 10
     from slmgrpo.dynamics import probe
     from slmgrpo.train import train
 
@@ -90,7 +92,7 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory() as scratch:
             loaded = load("smollm2_135m_arithmetic", overrides)
-            out = Path(scratch) / "run"
+            out = options.out or Path(scratch) / "run"
             run = train(loaded.recipe, plan(loaded), base=loaded.base, out=out, resume=None, observer=Silent()).run
             step_s = median(json.loads(line)["seconds"]["total"] for line in run.metrics.read_text().splitlines())
     finally:
