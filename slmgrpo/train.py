@@ -179,7 +179,7 @@ def _run(ctx: loop.Context) -> Outcome:
         raise RunError(f"{error}\n{_ways_on(ctx)}") from error
     except Exception as error:
         log.error("%s", traceback.format_exc())
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
         _end(ctx, "failed", error=reason)
         raise RunError(f"stopped after step {ctx.step}: {reason}\n{_ways_on(ctx)}") from error
     finally:
