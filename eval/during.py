@@ -15,13 +15,15 @@ from slmgrpo.callbacks import Observer
 from slmgrpo.data import Row
 from slmgrpo.errors import RecipeError
 from slmgrpo.eval import store, suites
-from slmgrpo.eval.complete import complete_within_memory
+from slmgrpo.eval.complete import Problem, complete_within_memory
 from slmgrpo.eval.evaluate import Options, Unit, conclude, submit, unit_of, warnings
-from slmgrpo.eval.grading import Grader, label_answers
+from slmgrpo.eval.grading import Graded, Grader, label_answers
 from slmgrpo.eval.rows import rows_of
 from slmgrpo.eval.suites import Loaded
 from slmgrpo.eval.targets import Base, Target, merged_of
+from slmgrpo.interrupt import Interrupts
 from slmgrpo.model import Policy
+from slmgrpo.ranks import ALONE, Ranks
 from slmgrpo.recipe import Recipe
 from slmgrpo.rewards.base import Reward
 from slmgrpo.rewards.pool import Pool
@@ -69,13 +71,14 @@ class Suites:
     base: Path
     read: list[tuple[Loaded, list[Row]]]
     notes: list[str]
+    ranks: Ranks = ALONE
     started: float = field(default_factory=time.perf_counter)
     spent: float = 0.0
     """Seconds of all evaluations since `started`."""
 
     @classmethod
-    def of(cls, recipe: Recipe, base: Path) -> Suites:
-        made = cls(recipe, base, [], [])
+    def of(cls, recipe: Recipe, base: Path, ranks: Ranks = ALONE) -> Suites:
+        made = cls(recipe, base, [], [], ranks)
         for loaded in suites_of(recipe, base):
             rows, notes = rows_of(loaded, limit=recipe.eval.limit)
             made.read.append((loaded, rows))
@@ -99,32 +102,50 @@ class Suites:
         engine: Engine,
         pool: Pool,
         observer: Observer,
+        interrupts: Interrupts,
     ) -> dict[str, float]:
-        """SUITE/METRIC at this step, at the longest budget; a suite that is whole in the run directory is only read."""
+        """SUITE/METRIC at this step, at the longest budget; a suite that is whole in the run directory is only read.
+
+        Each rank evaluates its share of the problems, the first one writes.
+        """
         found: dict[str, float] = {}
         origin = Base(self.recipe.model, merged_of(run, self.recipe), self.base)
         for loaded, rows in self.read:
             folder = run.eval_dir(step, loaded.name)
-            if store.finished(folder):
-                done = store.load(folder)
-            else:
+            if not self.ranks.gather(store.finished(folder))[0]:
+                started = time.perf_counter()
                 observer.stage(f"{loaded.name}, step {step}")
                 with tempfile.TemporaryDirectory() as scratch:
                     policy.save_adapter(Path(scratch))
                     target = Target("", f"step_{step}", origin, Path(scratch), folder.parent, run=run)
                     unit = self._unit(policy, engine, loaded, rows, target)
-                store.open_folder(folder, unit.settings, unit.origin(self._options()), fresh=True)
-                done = self._run(unit, policy, engine, pool, observer)
+                graded: list[Graded] = []
+                with self.ranks.together(interrupts):
+                    graded = self._graded(unit, self.ranks.own(unit.problems), policy, engine, pool, observer)
+                graded = [one for part in self.ranks.gather(graded) for one in part]
+                with self.ranks.together():
+                    if self.ranks.first:
+                        store.open_folder(folder, unit.settings, unit.origin(self._options()), fresh=True)
+                        conclude(unit, graded, seconds=time.perf_counter() - started)
+            done = store.load(folder)
             longest = done.by_budget[max(done.by_budget)]
             found |= {f"{loaded.name}/{name}": one.value for name, one in longest.items() if math.isfinite(one.value)}
         return found
 
-    def _run(self, unit: Unit, policy: Policy, engine: Engine, pool: Pool, observer: Observer) -> store.Evaluated:
-        started = time.perf_counter()
-        grader = Grader(unit.problems, pool, max_error_rate=self.recipe.grading.max_error_rate)
-        total = len(unit.problems) * (unit.ask.samples + unit.ask.greedy)
+    def _graded(
+        self,
+        unit: Unit,
+        problems: Sequence[Problem],
+        policy: Policy,
+        engine: Engine,
+        pool: Pool,
+        observer: Observer,
+    ) -> list[Graded]:
+        """Every completion of these problems of the unit, at every budget."""
+        grader = Grader(problems, pool, max_error_rate=self.recipe.grading.max_error_rate)
+        total = len(problems) * (unit.ask.samples + unit.ask.greedy)
         written = complete_within_memory(
-            unit.problems,
+            problems,
             unit.ask,
             make_engine=lambda tokens: engine.under(unit.sampling, unit.settings["seed"], max_batch_tokens=tokens),
             tokenizer=policy.tokenizer,
@@ -133,8 +154,7 @@ class Suites:
         for done, one in enumerate(written, 1):
             submit(one, unit.settings["budgets"], policy.tokenizer, grader)
             observer.progress("writing", done, total)
-        graded = label_answers(grader.results(observer.progress), unit.problems, pool)
-        return conclude(unit, graded, seconds=time.perf_counter() - started)
+        return label_answers(grader.results(observer.progress), problems, pool)
 
     def _unit(self, policy: Policy, engine: Engine, loaded: Loaded, rows: Sequence[Row], target: Target) -> Unit:
         return unit_of(_Live(policy, engine), target, loaded, rows, self._options())
@@ -153,17 +173,18 @@ class Suites:
         """
         self.spent += seconds
         share = self.spent / (time.perf_counter() - self.started)
-        if step not in {line["step"] for line in run.lines(run.evaluations)}:
+        if self.ranks.first and step not in {line["step"] for line in run.lines(run.evaluations)}:
             line = {"step": step, "seconds": round(seconds, 3), "share": round(share, 4), "metrics": dict(metrics)}
             run.append(run.evaluations, [line])
         text = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items() if name.endswith("/accuracy"))
         text = f"step {step}: {text}; {seconds:.1f} s, evaluations take {100 * share:.0f} % of the time"
         if (name := self.recipe.eval.best) is None or step == 0:
             return text
-        before = run.best()
+        before = self.ranks.gather(run.best())[0]
         if before is None or before["step"] > step or metrics[name] > before["value"]:
             save()
-            run.write_json("best.json", {"step": step, "metric": name, "value": metrics[name]})
+            if self.ranks.first:
+                run.write_json("best.json", {"step": step, "metric": name, "value": metrics[name]})
             text += f"; the best {name} so far"
         return text
 

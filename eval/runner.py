@@ -43,39 +43,31 @@ class Heldout:
         }
 
 
-def heldout(
+def grade(
     prompts: Sequence[Prompted],
     *,
     engine: Engine,
     pool: Pool,
     tokenizer: Any,
     recipe: Recipe,
-    run: RunDir,
-    step: int,
     progress: Progress,
-) -> Heldout:
-    """Sample once a row with the settings of training, grade, and write eval/step_N/heldout/."""
-    problems = [Problem(p.row, p.prompt_ids, p.prefill, p.rewards) for p in prompts]
+) -> list[Graded]:
+    """Sample once a row with the settings of training, and grade."""
+    problems = _problems(prompts)
     grader = Grader(problems, pool, max_error_rate=recipe.grading.max_error_rate)
     ask = Ask(samples=1, greedy=False, max_tokens=recipe.sampling.max_tokens)
     for done, one in enumerate(complete(problems, ask, engine=engine, tokenizer=tokenizer), 1):
         grader.submit(one)
         progress("writing", done, len(problems))
     by_id = {one.written.id: one for one in grader.results(progress)}
-    graded = [by_id[problem.id] for problem in problems]
-    scores = _scores(graded, problems)
-    folder = run.eval_dir(step, "heldout")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "samples.jsonl").unlink(missing_ok=True)
-    run.append(folder / "samples.jsonl", (_line(*pair) for pair in zip(graded, problems, strict=True)))
-    run.write_json(str((folder / "scores.json").relative_to(run.path)), scores.as_json())
-    return scores
+    return [by_id[problem.id] for problem in problems]
 
 
-def _scores(graded: Sequence[Graded], problems: Sequence[Problem]) -> Heldout:
+def scores_of(graded: Sequence[Graded], prompts: Sequence[Prompted]) -> Heldout:
+    """Accuracy of all rows, each graded once, in the order of the prompts."""
     tasks: dict[str, list[bool]] = {}
-    for one, problem in zip(graded, problems, strict=True):
-        tasks.setdefault(problem.row["task"], []).append(one.correct)
+    for one, prompt in zip(graded, prompts, strict=True):
+        tasks.setdefault(prompt.row["task"], []).append(one.correct)
     tokens = sum(len(one.written.token_ids) for one in graded)
     cut = sum(one.written.finish_reason == "length" for one in graded)
     rates = {task: rate(sum(hits), len(hits)) for task, hits in tasks.items()}
@@ -88,6 +80,19 @@ def _scores(graded: Sequence[Graded], problems: Sequence[Problem]) -> Heldout:
         reward=fmean(rewards) if rewards else None,
         entropy=None if math.isnan(log_prob) or not tokens else -log_prob / tokens,
     )
+
+
+def write(run: RunDir, step: int, scores: Heldout, graded: Sequence[Graded], prompts: Sequence[Prompted]) -> None:
+    """eval/step_N/heldout/: samples first, so that scores stand for a whole evaluation."""
+    folder = run.eval_dir(step, "heldout")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "samples.jsonl").unlink(missing_ok=True)
+    run.append(folder / "samples.jsonl", (_line(*pair) for pair in zip(graded, _problems(prompts), strict=True)))
+    run.write_json(str((folder / "scores.json").relative_to(run.path)), scores.as_json())
+
+
+def _problems(prompts: Sequence[Prompted]) -> list[Problem]:
+    return [Problem(p.row, p.prompt_ids, p.prefill, p.rewards) for p in prompts]
 
 
 def _line(one: Graded, problem: Problem) -> dict[str, Any]:

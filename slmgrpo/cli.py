@@ -21,6 +21,7 @@ from slmgrpo.interrupt import Interrupted
 
 if TYPE_CHECKING:
     from slmgrpo.plan import Plan
+    from slmgrpo.ranks import Ranks
     from slmgrpo.recipe import Recipe
     from slmgrpo.run import RunDir
 
@@ -69,11 +70,20 @@ def train(
         bool,
         typer.Option("--allow-changes", help="Resume although the recipe was changed, by --set or in recipe.json."),
     ] = False,
+    gpus: Annotated[
+        str,
+        typer.Option(help="GPUs of each machine, one process each; auto: all. Without CUDA: so many CPU processes."),
+    ] = "auto",
+    nodes: Annotated[int, typer.Option(help="Machines that run this same command together.", min=1)] = 1,
+    rendezvous: Annotated[
+        str | None, typer.Option(help="Where the machines meet, on one of them.", metavar="HOST:PORT")
+    ] = None,
 ) -> None:
     """Train a recipe and write a run directory.
 
     Example: `slmgrpo train recipes/quickstart.yaml --set train.steps=20`
     """
+    from slmgrpo import launch, ranks
     from slmgrpo import plan as plans
     from slmgrpo import run as runs
 
@@ -93,19 +103,48 @@ def train(
         loaded = load(recipe, overrides or ())
         run, base = None, loaded.base
         spec = loaded.recipe.model_copy(update={"name": name}) if name else loaded.recipe
-    _train(spec, plans.plan(spec, base=base), base, out, run, recipe)
+    if ranks.of_environment().world > 1:
+        planned = plans.plan(spec, gpus=ranks.of_environment().world, nodes=nodes, base=base)
+        with ranks.joined() as joined:
+            _train(spec, planned, base, out, run, recipe, joined)
+        return
+    here = launch.gpus_here(gpus)
+    planned = plans.plan(spec, gpus=here * nodes, nodes=nodes, base=base)
+    if planned.gpus == 1:
+        _train(spec, planned, base, out, run, recipe, ranks.ALONE)
+        return
+    if run is None and out is None and nodes > 1:
+        raise RecipeError(
+            f"train: --nodes {nodes} needs --out, a run directory on a file system that all machines share"
+        )
+    place = run.path if run else out or runs.fresh(spec.name)
+    if run is None:
+        runs.refuse_used(place)
+    arguments = ["train", "--nodes", str(nodes), *(part for value in overrides or () for part in ("--set", value))]
+    if recipe is not None:
+        arguments += [recipe, "--out", str(place), *(["--name", name] if name else [])]
+    else:
+        arguments += ["--resume", str(place), *(["--allow-changes"] if allow_changes else [])]
+    launch.launch(arguments, place, gpus=here, nodes=nodes, rendezvous=rendezvous)
 
 
-def _train(spec: Recipe, plan: Plan, base: Path, out: Path | None, run: RunDir | None, typed: str | None) -> None:
+def _train(
+    spec: Recipe, plan: Plan, base: Path, out: Path | None, run: RunDir | None, typed: str | None, ranks: Ranks
+) -> None:
+    """Train in this process; the first rank shows it."""
     from rich.console import Console
 
     from slmgrpo import view
+    from slmgrpo.callbacks import Silent
     from slmgrpo.train import train as run_training
 
+    if not ranks.first:
+        run_training(spec, plan, base=base, out=out, resume=run, observer=Silent(), ranks=ranks)
+        return
     console = Console()
     try:
         with view.LiveView(console, plan.steps) as live:
-            outcome = run_training(spec, plan, base=base, out=out, resume=run, observer=live)
+            outcome = run_training(spec, plan, base=base, out=out, resume=run, observer=live, ranks=ranks)
     except Interrupted as stop:
         console.print(f"interrupted: {stop.saved or 'stopped before anything was saved'}", soft_wrap=True)
         raise
@@ -338,7 +377,8 @@ def main() -> None:
     except Interrupted as stop:
         _leave(stop.exit_code)
     except SlmgrpoError as error:
-        typer.echo(str(error), err=True)
+        if str(error) and os.environ.get("RANK", "0") == "0":  # of many ranks one speaks; all have a log
+            typer.echo(str(error), err=True)
         _leave(error.exit_code)
     except BrokenPipeError:
         _leave(0)

@@ -84,11 +84,6 @@ def prompt_key(row_id: str) -> int:
     return int.from_bytes(blake2b(row_id.encode(), digest_size=7).digest())
 
 
-def rank_slice(rows: Sequence[Row], rank: int, ranks: int) -> Sequence[Row]:
-    """The prompts of one rank, whole groups; all ranks together have all of them."""
-    return rows[rank::ranks]
-
-
 class PromptSampler:
     """Chooses each step's prompts: sources by their weights, rows without repetition until a source is used up.
 

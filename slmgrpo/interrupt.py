@@ -20,7 +20,10 @@ class Interrupted(BaseException):
 
 
 class Interrupts:
-    """Installs the handlers; inside `held()` a signal waits for the end of the block, a second one does not."""
+    """Installs the handlers; inside `held()` a signal waits for the end of the block, a second Ctrl-C does not.
+
+    A second SIGTERM waits too: schedulers and torchrun each send their own.
+    """
 
     def __init__(self) -> None:
         self._depth = 0
@@ -36,8 +39,8 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._depth and self._pending is None:
-            self._pending = number
+        if self._depth and (self._pending is None or number == signal.SIGTERM):
+            self._pending = self._pending or number
             return
         self._pending = None
         raise Interrupted(number)
@@ -52,3 +55,15 @@ class Interrupts:
         if self._pending is not None and not self._depth:
             number, self._pending = self._pending, None
             raise Interrupted(number)
+
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """Inside `held()`: a signal raises again, also one that came before; behind the block it waits as before."""
+        depth, self._depth = self._depth, 0
+        try:
+            if self._pending is not None:
+                number, self._pending = self._pending, None
+                raise Interrupted(number)
+            yield
+        finally:
+            self._depth = depth

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -351,21 +351,21 @@ def _cannot_load(model_id: str, error: Exception) -> str:
 
 
 def base_fingerprint(policy: Policy) -> str:
-    """SHA-256 over all frozen weights: a sync or a step must never change it."""
+    """Of all frozen weights: a sync or a step must never change it."""
+    return fingerprint((name, p) for name, p in policy.model.named_parameters() if not p.requires_grad)
+
+
+def fingerprint(parameters: Iterable[tuple[str, Any]]) -> str:
+    """SHA-256 over named tensors, bit for bit."""
     import hashlib
 
-    digest = hashlib.sha256()
-    for name, p in policy.model.named_parameters():
-        if not p.requires_grad:
-            digest.update(name.encode())
-            digest.update(p.detach().cpu().contiguous().view(-1).view(dtype=_bytes()).numpy().data)
-    return digest.hexdigest()
-
-
-def _bytes() -> Any:
     import torch
 
-    return torch.uint8
+    digest = hashlib.sha256()
+    for name, p in parameters:
+        digest.update(name.encode())
+        digest.update(p.detach().cpu().contiguous().view(-1).view(dtype=torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ class Plan:
 
     recipe: str
     gpus: int
+    """Ranks, on all machines together; 1 on a CPU."""
     steps: int
     """Optimizer steps."""
     rollouts: int
@@ -68,17 +69,19 @@ class Plan:
     """What is allowed but worth knowing."""
 
 
-def plan(recipe: Loaded | Recipe, gpus: int = 1, rows: int | None = None, *, base: Path | None = None) -> Plan:
+def plan(
+    recipe: Loaded | Recipe, gpus: int = 1, rows: int | None = None, *, nodes: int = 1, base: Path | None = None
+) -> Plan:
     """Derive the numbers, or raise PlanError with the nearest settings that work.
 
-    gpus: ranks, 1 on a CPU. rows: number of training rows where the caller knows it better than the recipe.
-    base: the recipe's folder (a Loaded knows its own).
+    gpus: ranks on all nodes together, 1 on a CPU. rows: number of training rows where the caller knows it better than
+    the recipe. base: the recipe's folder (a Loaded knows its own).
     """
     if isinstance(recipe, Loaded):
         recipe, base = recipe.recipe, base or recipe.base
     base = base or Path.cwd()
     train, sampling, optimizer = recipe.train, recipe.sampling, recipe.optimizer
-    _check_ranks(train.prompts_per_step, gpus)
+    _check_ranks(recipe, gpus)
     if recipe.eval != Evaluation():
         from slmgrpo.eval.during import suites_of
 
@@ -123,14 +126,24 @@ def plan(recipe: Loaded | Recipe, gpus: int = 1, rows: int | None = None, *, bas
         checkpoints=1 + _before_the_last(train.save_every, rollouts, train.updates_per_rollout),
         keep_checkpoints=train.keep_checkpoints,
         evaluations=_evaluations(recipe, rollouts),
-        reward_workers=recipe.grading.workers or max(1, min(16, _cores() // gpus)),
+        reward_workers=recipe.grading.workers or max(1, min(16, _cores() * nodes // gpus)),
         notes=tuple(_notes(recipe, steps, group_tokens)),
     )
 
 
-def _check_ranks(prompts: int, gpus: int) -> None:
+def _check_ranks(recipe: Recipe, gpus: int) -> None:
+    prompts = recipe.train.prompts_per_step
     if gpus < 1:
         raise PlanError(f"plan: {gpus} GPUs; write --gpus 1 or more (1 on a CPU)")
+    if gpus > 1 and recipe.trainer == "trl":
+        raise PlanError(
+            f"plan: trainer=trl on {gpus} GPUs: this baseline runs in one process; use --gpus 1, or trainer=slmgrpo"
+        )
+    if gpus > 1 and recipe.cold_start is not None:
+        raise PlanError(
+            f"plan: cold_start on {gpus} GPUs: its SFT runs in one process; make the adapter first (--gpus 1 --set "
+            "train.steps=1), then train with --set cold_start=null --set adapter=RUN/cold_start/adapter"
+        )
     if prompts % gpus == 0:
         return
     lower = prompts // gpus * gpus

@@ -188,12 +188,7 @@ class RunDir:
 def create(name: str, out: Path | None, root: Path = Path("runs")) -> RunDir:
     """A new directory `root/NAME-DATE-TIME`, or exactly `out`; a used one is refused with its ways out."""
     if out is None:
-        stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-        path = root / stem
-        count = 1
-        while path.exists():
-            count += 1
-            path = root / f"{stem}-{count}"
+        path = fresh(name, root)
     else:
         path = out
         refuse_used(path)
@@ -202,6 +197,16 @@ def create(name: str, out: Path | None, root: Path = Path("runs")) -> RunDir:
     except OSError as error:
         raise RecipeError(f"{path}: cannot be made ({error.strerror}); choose another place with --out") from None
     return RunDir(path)
+
+
+def fresh(name: str, root: Path = Path("runs")) -> Path:
+    """`root/NAME-DATE-TIME`, with a number where that is taken."""
+    stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    count, path = 1, root / stem
+    while path.exists():
+        count += 1
+        path = root / f"{stem}-{count}"
+    return path
 
 
 def refuse_used(path: Path) -> None:

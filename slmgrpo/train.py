@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slmgrpo import __version__, cold_start, data, model, prompts, trackers
+from slmgrpo import __version__, cold_start, data, model, prompts, pulse, trackers
 from slmgrpo import run as runs
 from slmgrpo.callbacks import Observer
 from slmgrpo.errors import PlanError, RecipeError, RunError, SlmgrpoError
@@ -21,6 +22,7 @@ from slmgrpo.eval import during
 from slmgrpo.guards import GuardStop, Watch
 from slmgrpo.interrupt import Interrupted, Interrupts
 from slmgrpo.plan import Plan
+from slmgrpo.ranks import ALONE, Ranks
 from slmgrpo.recipe import Recipe, Source
 from slmgrpo.resume import accept, begin
 from slmgrpo.rewards.base import Reward
@@ -48,38 +50,52 @@ class Outcome:
 
 
 def train(
-    recipe: Recipe, plan: Plan, *, base: Path, out: Path | None, resume: RunDir | None, observer: Observer
+    recipe: Recipe,
+    plan: Plan,
+    *,
+    base: Path,
+    out: Path | None,
+    resume: RunDir | None,
+    observer: Observer,
+    ranks: Ranks = ALONE,
 ) -> Outcome:
     """Run the recipe from the start, or go on from a run's newest whole checkpoint.
 
-    base: the folder that the recipe's relative paths start from. A user's mistake raises before anything is written;
-    a fault later raises RunError and leaves the run resumable; Interrupted saves first.
+    base: the folder that the recipe's relative paths start from. ranks: this process among those that train together;
+    the first of them writes. A user's mistake raises before anything is written; a fault later raises RunError and
+    leaves the run resumable; Interrupted saves first.
     """
-    with Interrupts() as interrupts:
-        if recipe.trainer == "trl":
-            trl_config.check(recipe, plan, resume)
-        if resume is not None:
-            resume.lock()
-        elif out is not None:
-            runs.refuse_used(out)
-        trackers.check(recipe)
-        observer.stage("reading data")
-        train_rules = [rules_of(recipe, source, base) for source in recipe.data.train]
-        heldout_rules = [rules_of(recipe, source, base) for source in recipe.data.heldout]
-        suites = during.Suites.of(recipe, base)
-        rung = sandbox_of(recipe, train_rules + heldout_rules + suites.rules())
-        train_rows = rows_of(recipe.data.train, train_rules, recipe, base)
-        heldout_rows = rows_of(recipe.data.heldout, heldout_rules, recipe, base)
+    with Interrupts() as interrupts, ExitStack() as stack:
+        if ranks.world > 1:
+            stack.enter_context(interrupts.held())  # ranks stop together, where `ranks.together` lets signals in
+        with ranks.together(interrupts):
+            if recipe.trainer == "trl":
+                trl_config.check(recipe, resume)
+            if ranks.first and resume is not None:
+                resume.lock()
+            elif ranks.first and out is not None:
+                runs.refuse_used(out)
+            trackers.check(recipe)
+            observer.stage("reading data")
+            train_rules = [rules_of(recipe, source, base) for source in recipe.data.train]
+            heldout_rules = [rules_of(recipe, source, base) for source in recipe.data.heldout]
+            suites = during.Suites.of(recipe, base, ranks)
+            rung = sandbox_of(recipe, train_rules + heldout_rules + suites.rules())
+            train_rows = rows_of(recipe.data.train, train_rules, recipe, base)
+            heldout_rows = rows_of(recipe.data.heldout, heldout_rules, recipe, base)
         import torch
 
         from slmgrpo.rollout.unsloth import for_this_machine
         from slmgrpo.trainer import loop
 
-        with Pool(
-            recipe.grading.workers or plan.reward_workers,
-            timeout_s=recipe.grading.timeout_s,
-            sandbox=recipe.grading.sandbox,
-        ) as pool:
+        with ranks.together(interrupts):
+            pool = stack.enter_context(
+                Pool(
+                    recipe.grading.workers or plan.reward_workers,
+                    timeout_s=recipe.grading.timeout_s,
+                    sandbox=recipe.grading.sandbox,
+                )
+            )
             observer.stage(f"loading {recipe.model.id}")
             asked = recipe
             recipe, changed = for_this_machine(recipe, cuda=torch.cuda.is_available())
@@ -92,38 +108,63 @@ def train(
             engine, optimizer = _engine(recipe, plan, policy), loop.optimizer_of(recipe.optimizer, policy)
             suites.check(policy, engine)
             sampler = data.PromptSampler([p.row for p in prompted.values()], recipe.seed, recipe.train.prompts_per_step)
-            run = resume or _new_run(asked, plan, base, out)
-            with _logging_to(run), trackers.tracked(observer, recipe, run) as watched:
-                edits = accept(resume, asked, plan) if resume else []
-                for note in [*edits, *([changed] if changed else [])]:
-                    log.warning("%s", note)
-                    watched.warn(note)
-                if rung:
-                    log.info("sandbox: rung %d, %s; it does not stop: %s", rung.number, rung.name, rung.does_not)
-                for note in suites.notes:
-                    log.warning("%s", note)
-                    watched.warn(note)
-                _log_data(recipe, (train_rows, prompted), (heldout_rows, heldout))
-                if cold_rows:
-                    policy = _cold_started(recipe, plan, policy, cold_rows, run, base, watched)
-                    engine, optimizer = _engine(recipe, plan, policy), loop.optimizer_of(recipe.optimizer, policy)
-                ctx = loop.Context(
-                    recipe=recipe,
-                    plan=plan,
-                    run=run,
-                    policy=policy,
-                    engine=engine,
-                    pool=pool,
-                    sampler=sampler,
-                    prompted=prompted,
-                    optimizer=optimizer,
-                    scheduler=loop.scheduler_of(recipe.optimizer, optimizer, plan),
-                    observer=watched,
-                    interrupts=interrupts,
-                    guards=Watch(recipe.guards, watched.warn),
-                    evaluate=lambda step: _evaluate(ctx, heldout, suites, step),
-                )
-                return _run(ctx)
+        run = resume or _new_run(asked, plan, base, out, ranks)
+        watched = stack.enter_context(_followed(observer, recipe, run, ranks))
+        edits: list[str] = []
+        with ranks.together():
+            if resume and ranks.first:
+                edits = accept(resume, asked, plan)
+        for note in [*edits, *([changed] if changed else [])]:
+            log.warning("%s", note)
+            watched.warn(note)
+        if rung:
+            log.info("sandbox: rung %d, %s; it does not stop: %s", rung.number, rung.name, rung.does_not)
+        for note in suites.notes:
+            log.warning("%s", note)
+            watched.warn(note)
+        _log_data(recipe, (train_rows, prompted), (heldout_rows, heldout))
+        if cold_rows:
+            policy = _cold_started(recipe, plan, policy, cold_rows, run, base, watched)
+            engine, optimizer = _engine(recipe, plan, policy), loop.optimizer_of(recipe.optimizer, policy)
+        ctx = loop.Context(
+            recipe=recipe,
+            plan=plan,
+            run=run,
+            policy=policy,
+            engine=engine,
+            pool=pool,
+            sampler=sampler,
+            prompted=prompted,
+            optimizer=optimizer,
+            scheduler=loop.scheduler_of(recipe.optimizer, optimizer, plan),
+            observer=watched,
+            interrupts=interrupts,
+            ranks=ranks,
+            guards=Watch(recipe.guards, watched.warn),
+            evaluate=lambda step: _evaluate(ctx, heldout, suites, step),
+        )
+        return _run(ctx)
+
+
+@contextmanager
+def _followed(observer: Observer, recipe: Recipe, run: RunDir, ranks: Ranks) -> Iterator[Observer]:
+    """The observer with whatever else follows the run: logs, trackers (first rank), signs of life (several ranks)."""
+    with ExitStack() as stack:
+        stack.enter_context(_logging_to(run, ranks))
+        if ranks.first:
+            observer = stack.enter_context(trackers.tracked(observer, recipe, run))
+        if ranks.world > 1:
+            beats = run.path / "ranks"
+            ranks.pulse.start(beats, ranks.rank)
+            if ranks.first:
+                stack.enter_context(pulse.watched(beats, lambda text: _warn(observer, text)))
+            observer = pulse.Pulsing(observer, ranks.pulse)
+        yield observer
+
+
+def _warn(observer: Observer, text: str) -> None:
+    log.warning("%s", text)
+    observer.warn(text)
 
 
 def _run(ctx: loop.Context) -> Outcome:
@@ -134,33 +175,33 @@ def _run(ctx: loop.Context) -> Outcome:
     run, by_trl = ctx.run, ctx.recipe.trainer == "trl"
     try:
         learn = trl.prepare(ctx) if by_trl else partial(loop.train, ctx)
-        checkpoint, damaged = run.latest_checkpoint()
-        if damaged and not checkpoint:
-            raise RunError(
-                "\n".join(damaged) + f"\nremove {run.checkpoints} to begin this run again at step 0, or start a new one"
-            )
-        if checkpoint:
-            loop.restore(ctx, checkpoint)
-        for message in damaged + run.rewind(ctx.step):
-            log.warning("%s", message)
-            ctx.observer.warn(message)
-        if ctx.recipe.dynamics.every:
+        with ctx.ranks.together():
+            checkpoint, damaged = run.latest_checkpoint()
+            if damaged and not checkpoint:
+                raise RunError(
+                    "\n".join(damaged)
+                    + f"\nremove {run.checkpoints} to begin this run again at step 0, or start a new one"
+                )
+            if checkpoint:
+                loop.restore(ctx, checkpoint)
+        with ctx.ranks.together():
+            for message in damaged + (run.rewind(ctx.step) if ctx.ranks.first else []):
+                log.warning("%s", message)
+                ctx.observer.warn(message)
+        ctx.ranks.broadcast([p for _, p in ctx.policy.trainable()])
+        if ctx.recipe.dynamics.every and ctx.ranks.first:
             ctx.probe = Probe(ctx.policy, run, ctx.recipe, step=ctx.step, steps=ctx.plan.steps).see
-        run.status("running", ctx.step)
+        _record(ctx, "running")
         ctx.guards.begin(ctx.policy.trainable(), run.lines(run.metrics))
-        if not by_trl:
-            run.write_json("resolved.json", resolved.of_loop(ctx))
-            if found := resolved.differences(ctx):
-                ctx.guards.breach("configuration", "; ".join(found), found)
+        if not by_trl and (found := resolved.differences(ctx)):
+            ctx.guards.breach("configuration", "; ".join(found), found)
         before = ctx.evaluate(0) if ctx.step == 0 else _saved_scores(run, 0)
         if ctx.step and loop.passes(ctx.recipe.eval.every, ctx.step, ctx.recipe.train.updates_per_rollout):
             ctx.evaluate(ctx.step)  # where the run ended in the middle of it
         ctx.observer.stage("training")
         learn()
         after = ctx.evaluate(ctx.step)
-        if not by_trl:
-            run.write_json("resolved.json", resolved.of_loop(ctx))
-        run.status("finished", ctx.step, warnings=ctx.guards.warnings)
+        _record(ctx, "finished")
         return Outcome(run, before, after)
     except Interrupted as stop:
         with ctx.interrupts.held():
@@ -187,10 +228,20 @@ def _run(ctx: loop.Context) -> Outcome:
         run.unlock()
 
 
+def _record(ctx: loop.Context, state: str) -> None:
+    with ctx.ranks.together():
+        if not ctx.ranks.first:
+            return
+        ctx.run.status(state, ctx.step, warnings=ctx.guards.warnings)
+        if ctx.recipe.trainer == "slmgrpo":
+            ctx.run.write_json("resolved.json", resolved.of_loop(ctx))
+
+
 def _end(ctx: loop.Context, state: str, **more: Any) -> None:
     """Write the state of a run that ends early; a full disk must not hide why it ends."""
-    with suppress(OSError):
-        ctx.run.status(state, ctx.step, **more)
+    if ctx.ranks.first:
+        with suppress(OSError):
+            ctx.run.status(state, ctx.step, **more)
 
 
 def _evaluate(
@@ -210,6 +261,7 @@ def _evaluate(
         engine=ctx.engine,
         pool=ctx.pool,
         observer=ctx.observer,
+        interrupts=ctx.interrupts,
     )
     seconds = time.perf_counter() - started
     save = partial((trl if ctx.recipe.trainer == "trl" else loop).save, ctx)
@@ -224,19 +276,25 @@ def _heldout(ctx: loop.Context, heldout: dict[str, Prompted], step: int) -> dict
 
     if not heldout:
         return None
-    if saved := _saved_scores(ctx.run, step):
+    if saved := ctx.ranks.gather(_saved_scores(ctx.run, step))[0]:
         return saved
     ctx.observer.stage(f"held-out accuracy, step {step}")
-    scores = runner.heldout(
-        list(heldout.values()),
-        engine=ctx.engine,
-        pool=ctx.pool,
-        tokenizer=ctx.policy.tokenizer,
-        recipe=ctx.recipe,
-        run=ctx.run,
-        step=step,
-        progress=ctx.observer.progress,
-    )
+    rows = list(heldout.values())
+    graded = []
+    with ctx.ranks.together(ctx.interrupts):
+        graded = runner.grade(
+            ctx.ranks.own(rows),
+            engine=ctx.engine,
+            pool=ctx.pool,
+            tokenizer=ctx.policy.tokenizer,
+            recipe=ctx.recipe,
+            progress=ctx.observer.progress,
+        )
+    graded = ctx.ranks.gather_shares(graded)
+    scores = runner.scores_of(graded, rows)
+    with ctx.ranks.together():
+        if ctx.ranks.first:
+            runner.write(ctx.run, step, scores, graded, rows)
     return scores.as_json()
 
 
@@ -336,11 +394,22 @@ def _engine(recipe: Recipe, plan: Plan, policy: model.Policy) -> Engine:
     return HfEngine(policy.model, policy.tokenizer, recipe.sampling, recipe.seed)
 
 
-def _new_run(recipe: Recipe, plan: Plan, base: Path, out: Path | None) -> RunDir:
-    run = runs.create(recipe.name, out)
-    run.lock()
-    begin(run, recipe, plan, runs.environment() | {"base": str(base.resolve())})
-    return run
+def _new_run(recipe: Recipe, plan: Plan, base: Path, out: Path | None, ranks: Ranks) -> RunDir:
+    """Made by the first rank, seen by all."""
+    run = None
+    with ranks.together():
+        if ranks.first:
+            run = runs.create(recipe.name, out)
+            run.lock()
+            begin(run, recipe, plan, runs.environment() | {"base": str(base.resolve())})
+    path = ranks.gather(run.path if run else Path())[0]
+    with ranks.together():
+        if not (path / "recipe.json").is_file():
+            raise PlanError(
+                f"{path}: not to be seen from {socket.gethostname()}; with --nodes give an --out on a file system that "
+                "all machines share"
+            )
+    return run or RunDir(path)
 
 
 def _check_lengths(rows: data.Rows, kept: dict[str, Prompted], recipe: Recipe) -> None:
@@ -382,12 +451,12 @@ def _ways_on(ctx: loop.Context) -> str:
 
 
 @contextmanager
-def _logging_to(run: RunDir) -> Iterator[None]:
-    """logs/attempt_K/rank_0.log, one folder for every start of this run."""
-    attempt = len(list(run.path.glob("logs/attempt_*"))) + 1
+def _logging_to(run: RunDir, ranks: Ranks) -> Iterator[None]:
+    """logs/attempt_K/rank_R.log, one folder for every start of this run."""
+    attempt = ranks.gather(len(list(run.path.glob("logs/attempt_*"))) + 1)[0]
     folder = run.path / "logs" / f"attempt_{attempt}"
-    folder.mkdir(parents=True)
-    handler = logging.FileHandler(folder / "rank_0.log")
+    folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(folder / f"rank_{ranks.rank}.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.DEBUG)

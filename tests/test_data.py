@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slmgrpo.data import PromptSampler, Row, prompt_key, rank_slice
+from slmgrpo.data import PromptSampler, Row, prompt_key
 from slmgrpo.errors import RecipeError
+from slmgrpo.ranks import Ranks
 
 
 def rows_of(*sources: tuple[int, float]) -> list[Row]:
@@ -110,14 +111,14 @@ def test_the_seed_decides_the_order_and_nothing_else_does() -> None:
 @given(st.integers(1, 8), st.integers(1, 33))
 def test_ranks_share_a_step_without_overlap(ranks: int, count: int) -> None:
     rows = rows_of((count, 1.0))
-    slices = [rank_slice(rows, rank, ranks) for rank in range(ranks)]
+    slices = [Ranks(rank, ranks).own(rows) for rank in range(ranks)]
     assert sorted(row["id"] for part in slices for row in part) == sorted(ids(rows))
     assert max(map(len, slices)) - min(map(len, slices)) <= 1
 
 
 def test_ranks_get_all_sources_alike() -> None:
     sampler = PromptSampler(rows_of((400, 1.0), (400, 1.0)), 0, 16)
-    first = [row["source_index"] for step in range(40) for row in rank_slice(sampler.next(step), 0, 2)]
+    first = [row["source_index"] for step in range(40) for row in Ranks(0, 2).own(sampler.next(step))]
     assert 0.4 < sum(first) / len(first) < 0.6
 
 

@@ -34,6 +34,31 @@ def test_a_second_signal_does_not_wait() -> None:
         pytest.fail("not reached")
 
 
+def test_a_second_sigterm_waits_like_the_first() -> None:
+    done = []
+    with Interrupts() as interrupts, pytest.raises(Interrupted), interrupts.held():
+        send(signal.SIGTERM)
+        send(signal.SIGTERM)
+        done.append("the rest of the block")
+    assert done
+
+
+def test_a_released_part_of_a_held_block_lets_signals_in() -> None:
+    with Interrupts() as interrupts, interrupts.held():
+        with pytest.raises(Interrupted), interrupts.released():
+            send(signal.SIGTERM)
+            pytest.fail("not reached")
+        with interrupts.released():
+            pass
+
+
+def test_a_signal_that_waited_comes_when_the_block_is_released() -> None:
+    with Interrupts() as interrupts, interrupts.held():
+        send(signal.SIGTERM)
+        with pytest.raises(Interrupted), interrupts.released():
+            pytest.fail("not reached")
+
+
 def test_a_block_held_after_a_signal_runs_to_its_end() -> None:
     with Interrupts() as interrupts:
         with pytest.raises(Interrupted):

@@ -20,6 +20,7 @@ from slmgrpo.trainer.packing import (
     micro_batches,
     packed_log_probs,
     pass_tokens,
+    shares,
 )
 
 GROUP = [TokenRow((5, 6, 7, 8), tuple(range(10, 10 + n))) for n in (6, 1, 0, 9)]
@@ -137,6 +138,21 @@ def test_no_tensor_of_tokens_by_tokens_exists() -> None:
     with LargestTensor() as largest:
         packed_log_probs(model, rows, 1.0).log_probs.sum().backward()
     assert largest.numel < tokens**2 / 10
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 40)), max_size=30), st.integers(1, 8))
+def test_ranks_share_rows_in_whole_groups_with_tokens_evened_out(drawn: list[tuple[int, int]], ranks: int) -> None:
+    rows = [TokenRow((prompt,) * prompt, (7,) * length) for prompt, length in drawn]
+    parts = shares(rows, ranks, packed=True)
+    assert sorted(index for part in parts for index in part) == list(range(len(rows)))
+    assert all(part == sorted(part) for part in parts)
+    prompts = [{rows[index].prompt_ids for index in part} for part in parts]
+    assert sum(map(len, prompts)) == len({row.prompt_ids for row in rows})
+    tokens = [pass_tokens([rows[index] for index in part], packed=True) for part in parts]
+    groups = [
+        pass_tokens([r for r in rows if r.prompt_ids == prompt], packed=True) for part in prompts for prompt in part
+    ]
+    assert max(tokens) - min(tokens) <= max(groups, default=0)
 
 
 def test_micro_batches_keep_a_prompts_rows_together() -> None:

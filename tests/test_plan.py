@@ -74,6 +74,16 @@ def test_a_refusal_reads_like_this() -> None:
         plan(recipe(), gpus=0)
 
 
+def test_what_runs_in_one_process_is_refused_on_several_gpus() -> None:
+    baseline = load("quickstart", ["trainer=trl"])
+    with pytest.raises(PlanError, match="trainer=trl on 2 GPUs: this baseline runs in one process; use --gpus 1"):
+        plan(baseline, gpus=2)
+    started = load("quickstart", ["cold_start={data: [{source: 'file:rows.jsonl'}], steps: 4}"])
+    with pytest.raises(PlanError, match="make the adapter first"):
+        plan(started, gpus=2)
+    assert plan(baseline).gpus == plan(started).gpus == 1
+
+
 # Rows and epochs
 
 

@@ -103,6 +103,7 @@ def generate_and_grade(
     if len(done) != count:
         raise RunError(f"step {step + 1}: the {engine.name} engine returned {len(done)} of {count} completions")
     graded: dict[int, dict[str, Verdict]] = {}
+    progress("grading", 0, count)
     for key, verdicts in pool.drain():
         graded[key] = verdicts
         progress("grading", len(graded), count)

@@ -20,8 +20,9 @@ from slmgrpo.data import PromptSampler
 from slmgrpo.errors import PlanError, RunError
 from slmgrpo.guards import Watch
 from slmgrpo.interrupt import Interrupts
-from slmgrpo.model import Policy
+from slmgrpo.model import Policy, fingerprint
 from slmgrpo.plan import Plan
+from slmgrpo.ranks import Ranks
 from slmgrpo.recipe import Optimizer, Recipe
 from slmgrpo.rewards.pool import Pool
 from slmgrpo.rollout.engine import Engine
@@ -51,6 +52,7 @@ class Context:
     scheduler: Any
     observer: Observer
     interrupts: Interrupts
+    ranks: Ranks
     guards: Watch
     evaluate: Callable[[int], Any]
     probe: Callable[[Sequence[dict[str, Any]]], None] = lambda lines: None
@@ -75,38 +77,40 @@ class Micro:
     entropies: Tensor | None = field(default=None, repr=False)
 
 
+@dataclass(frozen=True)
+class Work:
+    """What is to be learned from a rollout: this rank's micro-batches, and counts over all ranks."""
+
+    micros: list[Micro]
+    rows: int
+    dropped: int
+    """Rows that have no gradient and are not run."""
+    trunk_tokens: int
+    padded_tokens: int
+    """What one padded pass after the other would take in place of trunk_tokens."""
+
+
 def train(ctx: Context) -> None:
     """Run to plan.steps from wherever ctx stands; every rollout ends in metrics, samples and perhaps a checkpoint."""
     recipe, updates = ctx.recipe, ctx.recipe.train.updates_per_rollout
     form_watch, token_class = FormWatch(), token_classes(ctx.policy.tokenizer)
     while ctx.step < ctx.plan.steps:
         clock = Clock()
+        ctx.ranks.pulse.step(ctx.step)
         torch.manual_seed(_seed_of(recipe.seed, ctx.step))  # dropout; so that a resume needs no saved RNG state
         rows = ctx.sampler.next(ctx.step // updates)
-        groups = generate_and_grade(
-            [ctx.prompted[row["id"]] for row in rows],
-            engine=ctx.engine,
-            pool=ctx.pool,
-            tokenizer=ctx.policy.tokenizer,
-            recipe=recipe,
-            step=ctx.step,
-            group_size=recipe.sampling.group_size,
-            clock=clock,
-            progress=ctx.observer.progress,
-        )
+        groups = _rollout(ctx, [ctx.prompted[row["id"]] for row in rows], clock)
         rewards = [[member.reward for member in group.members] for group in groups]
         ctx.guards.rewards(ctx.step + 1, groups, recipe.grading.max_error_rate)
         weights = advantages(rewards, recipe.loss.scale_rewards)
         rollout = rollout_metrics(groups, weights, token_class)
-        micros, dropped = _micro_batches(ctx, groups, weights)
-        run_rows = [row for micro in micros for row in micro.rows]
-        padded = packing.micro_batches(run_rows, recipe.train.micro_batch_tokens, packed=False)
+        work = _work(ctx, groups, weights)
         clock.lap("other")
         lines, policy_stats, stop = [], {}, None
         with ctx.interrupts.held():  # a second signal does not wait, so `whole` says whether the state can be saved
             ctx.whole = False
             for update in range(min(updates, ctx.plan.steps - ctx.step)):
-                policy_stats = _optimise(ctx, groups, micros, clock)
+                policy_stats = _optimise(ctx, groups, work.micros, clock)
                 ctx.step += 1
                 if update + 1 == updates or ctx.step >= ctx.plan.steps:
                     ctx.engine.sync(ctx.step)
@@ -117,10 +121,10 @@ def train(ctx: Context) -> None:
                         rollout,
                         policy_stats,
                         clock,
-                        trained=len(run_rows),
-                        dropped=dropped,
-                        trunk_tokens=sum(packing.pass_tokens(m.rows, packed=bool(ctx.packed)) for m in micros),
-                        padded_tokens=sum(packing.pass_tokens([run_rows[i] for i in b], packed=False) for b in padded),
+                        trained=work.rows,
+                        dropped=work.dropped,
+                        trunk_tokens=work.trunk_tokens,
+                        padded_tokens=work.padded_tokens,
                         rule_times=ctx.pool.stats(),
                     )
                 )
@@ -129,11 +133,9 @@ def train(ctx: Context) -> None:
                     clock = Clock()
             for row, group in zip(rows, rewards, strict=True):
                 ctx.sampler.update(row["id"], group)
-            ctx.run.append(ctx.run.metrics, lines)
-            ctx.probe(lines)
-            if passes(recipe.train.samples_every, ctx.step, updates):
-                ctx.run.append(ctx.run.samples, sample_lines(ctx.step, groups, weights))
-            ctx.run.status("running", ctx.step, warnings=ctx.guards.warnings)
+            with ctx.ranks.together():
+                if ctx.ranks.first:
+                    _record(ctx, lines, groups, weights)
             ctx.whole = True
             for line in lines:
                 ctx.observer.step(line)
@@ -142,6 +144,8 @@ def train(ctx: Context) -> None:
                 ctx.observer.warn(warning)
             if stop:
                 raise stop
+            if any(ctx.step - updates < step <= ctx.step for step in (1, 2, 10)):
+                _ranks_agree(ctx)
             due = passes(recipe.train.save_every, ctx.step, updates) and not lines[-1].get("nonfinite")
             if due or ctx.step >= ctx.plan.steps:
                 save(ctx)
@@ -149,8 +153,45 @@ def train(ctx: Context) -> None:
             ctx.evaluate(ctx.step)
 
 
-def _micro_batches(ctx: Context, groups: Sequence[Group], weights: list[list[float]]) -> tuple[list[Micro], int]:
-    """Rows that have a gradient in micro-batches by tokens, groups whole; and how many rows were left out."""
+def _rollout(ctx: Context, prompted: Sequence[Prompted], clock: Clock) -> list[Group]:
+    """Groups of these prompts: each rank writes and grades its own, then every rank has all of them."""
+    own: list[Group] = []
+    with ctx.ranks.together(ctx.interrupts):
+        own = generate_and_grade(
+            ctx.ranks.own(prompted),
+            engine=ctx.engine,
+            pool=ctx.pool,
+            tokenizer=ctx.policy.tokenizer,
+            recipe=ctx.recipe,
+            step=ctx.step,
+            group_size=ctx.recipe.sampling.group_size,
+            clock=clock,
+            progress=ctx.observer.progress,
+        )
+    if ctx.ranks.world == 1:
+        return own
+    members = ctx.ranks.gather_shares([group.members for group in own])
+    clock.lap("rank_wait")
+    return [Group(prompt, part) for prompt, part in zip(prompted, members, strict=True)]
+
+
+def _record(ctx: Context, lines: Sequence[dict[str, Any]], groups: Sequence[Group], weights: list[list[float]]) -> None:
+    """What a rollout leaves in the run directory."""
+    train = ctx.recipe.train
+    ctx.run.append(ctx.run.metrics, lines)
+    ctx.probe(lines)
+    if passes(train.samples_every, ctx.step, train.updates_per_rollout):
+        ctx.run.append(ctx.run.samples, sample_lines(ctx.step, groups, weights))
+    ctx.run.status("running", ctx.step, warnings=ctx.guards.warnings)
+
+
+def _ranks_agree(ctx: Context) -> None:
+    if ctx.ranks.world > 1:
+        ctx.ranks.agree(f"step {ctx.step}: the adapter", fingerprint(ctx.policy.trainable()))
+
+
+def _work(ctx: Context, groups: Sequence[Group], weights: list[list[float]]) -> Work:
+    """Rows that have a gradient, shared among the ranks and in micro-batches by tokens, groups whole."""
     recipe = ctx.recipe
     drop = losses.why_silent_rows_run(recipe.loss, recipe.lora.dropout) is None
     masked = recipe.loss.mask_truncated_completions  # such rows have no gradient at all
@@ -167,7 +208,11 @@ def _micro_batches(ctx: Context, groups: Sequence[Group], weights: list[list[flo
     rows = [TokenRow(prompt, completion.token_ids) for prompt, completion, _ in kept]
     if rows and ctx.packed is None:
         ctx.packed = _first_rows(ctx, rows, [completion.log_probs for _, completion, _ in kept])
-    batches = packing.micro_batches(rows, recipe.train.micro_batch_tokens, packed=bool(ctx.packed))
+    packed, limit = bool(ctx.packed), recipe.train.micro_batch_tokens
+    batches_of_rank = [
+        [[part[i] for i in batch] for batch in packing.micro_batches([rows[i] for i in part], limit, packed=packed)]
+        for part in packing.shares(rows, ctx.ranks.world, packed=packed)
+    ]
     micros = [
         Micro(
             rows=[rows[i] for i in batch],
@@ -175,9 +220,17 @@ def _micro_batches(ctx: Context, groups: Sequence[Group], weights: list[list[flo
             truncated=[kept[i][1].finish_reason == "length" for i in batch],
             sampler=[kept[i][1].log_probs for i in batch],
         )
-        for batch in batches
+        for batch in batches_of_rank[ctx.ranks.rank]
     ]
-    return micros, len(every) - len(kept)
+    passes_now = [[rows[i] for i in batch] for batches in batches_of_rank for batch in batches]
+    passes_padded = [[rows[i] for i in batch] for batch in packing.micro_batches(rows, limit, packed=False)]
+    return Work(
+        micros,
+        rows=len(rows),
+        dropped=len(every) - len(rows),
+        trunk_tokens=sum(packing.pass_tokens(each, packed=packed) for each in passes_now),
+        padded_tokens=sum(packing.pass_tokens(each, packed=False) for each in passes_padded),
+    )
 
 
 def _first_rows(ctx: Context, rows: Sequence[TokenRow], sampler: Sequence[Sequence[float]]) -> bool:
@@ -187,12 +240,14 @@ def _first_rows(ctx: Context, rows: Sequence[TokenRow], sampler: Sequence[Sequen
     ends = [rows[i] for i in (group[0], group[-1])]
     gap = packing.sampler_gap(model, ends, [sampler[group[0]], sampler[group[-1]]], temperature)
     allowed = limits.engine_parity or packing.precision_of(model)
+    gap = next((found for found in ctx.ranks.gather(gap) if found is None or not found <= allowed), gap)
     if gap is not None and not gap <= allowed:
         what = f"sampler ({ctx.engine.name}) and trainer differ by {gap:.2g} nats a token, the limit is {allowed:g}"
         ctx.guards.breach("engine_parity", what, gap)
     reason = packing.can_pack(model, longest_row=ctx.plan.max_length)
     if reason is None and ctx.guards.action("log_prob_paths") != "off":
         reason = packing.differs_when_packed(model, ends, temperature, allowed=limits.log_prob_paths)
+        reason = next(filter(None, ctx.ranks.gather(reason)), None)
         if reason:
             ctx.guards.breach("log_prob_paths", reason)
     log.info("log-prob path: %s", "packed" if reason is None else f"plain, since {reason}")
@@ -246,9 +301,10 @@ def _optimise(ctx: Context, groups: Sequence[Group], micros: list[Micro], clock:
         losses.add_stats(sums, result.stats)
         loss += float(result.loss.detach())
     clock.lap("forward_backward")
-    for p in parameters:
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
+    loss, sums = _summed(ctx, loss, sums)
+    ctx.ranks.sum_gradients(parameters)
+    if ctx.ranks.world > 1:
+        clock.lap("all_reduce")
     total = torch.nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
     norm = float(total)
     rate = ctx.scheduler.get_last_lr()[0]
@@ -286,7 +342,17 @@ def _dump(ctx: Context, micros: Sequence[Micro], loss: float, norm: float) -> No
     bad = [name for name, p in ctx.policy.trainable() if p.grad is not None and not p.grad.isfinite().all()]
     weights = [name for name, p in ctx.policy.trainable() if not p.isfinite().all()]
     found = {"loss": str(loss), "grad_norm": str(norm), "gradients_not_finite": bad, "weights_not_finite": weights}
-    ctx.run.write_json(f"nonfinite/step_{ctx.step + 1}.json", {**found, "rows": rows})
+    rank = f"_rank_{ctx.ranks.rank}" if ctx.ranks.rank else ""
+    ctx.run.write_json(f"nonfinite/step_{ctx.step + 1}{rank}.json", {**found, "rows": rows})
+
+
+def _summed(ctx: Context, loss: float, sums: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
+    """Loss and statistics over the micro-batches of all ranks."""
+    parts = ctx.ranks.gather((loss, {name: value.cpu() for name, value in sums.items()}))
+    total: dict[str, Tensor] = {}
+    for _, part in parts:
+        losses.add_stats(total, part)
+    return sum(loss for loss, _ in parts), total
 
 
 def _prepare(ctx: Context, micros: list[Micro]) -> tuple[Tensor | None, int | None]:
@@ -305,11 +371,12 @@ def _prepare(ctx: Context, micros: list[Micro]) -> tuple[Tensor | None, int | No
                 assert passed.entropies is not None
                 micro.entropies = passed.entropies
                 chosen.append(passed.entropies[passed.mask.bool()])
-    if not chosen:
+    if not quantile:
         return None, None
-    every = torch.cat(chosen)
+    own = torch.cat(chosen).cpu() if chosen else torch.empty(0)
+    every = torch.cat(ctx.ranks.gather(own))
     threshold = losses.entropy_threshold(every, settings.top_entropy_quantile)
-    return threshold, int((every >= threshold).sum())
+    return threshold.to(ctx.policy.device), int((every >= threshold).sum())
 
 
 def _pad(values: Sequence[Sequence[float]], like: Tensor) -> Tensor:
@@ -358,7 +425,7 @@ def scheduler_of(settings: Optimizer, optimizer: Any, plan: Plan) -> Any:
     return get_scheduler(name, optimizer, num_warmup_steps=plan.warmup_steps, num_training_steps=plan.steps)
 
 
-def save(ctx: Context) -> Path:
+def save(ctx: Context) -> None:
     """Adapter, optimizer, schedule and prompt-choice state; what is random is keyed by the step."""
 
     def write(folder: Path) -> None:
@@ -367,7 +434,10 @@ def save(ctx: Context) -> Path:
         torch.save(state, folder / "trainer.pt")
         torch.save(ctx.sampler.state_dict(), folder / "sampler.pt")
 
-    return ctx.run.save_checkpoint(ctx.step, write, ctx.recipe.train.keep_checkpoints)
+    _ranks_agree(ctx)
+    with ctx.ranks.together():
+        if ctx.ranks.first:
+            ctx.run.save_checkpoint(ctx.step, write, ctx.recipe.train.keep_checkpoints)
 
 
 def restore(ctx: Context, folder: Path) -> None:

@@ -272,6 +272,23 @@ def _scored(path: Callable[..., LogProbs], model: Any, rows: Sequence[TokenRow],
         model.train(was_training)
 
 
+def shares(rows: Sequence[TokenRow], ranks: int, *, packed: bool) -> list[list[int]]:
+    """Indices of the rows that each rank runs, in order: rows of one prompt together, tokens evened out.
+
+    The longest go first, each to the rank with the fewest tokens so far (Graham 1969: within 4/3 of the best).
+    """
+    members: dict[tuple[int, ...], list[int]] = {}
+    for index, row in enumerate(rows):
+        members.setdefault(row.prompt_ids, []).append(index)
+    sized = [(pass_tokens([rows[index] for index in group], packed=packed), group) for group in members.values()]
+    tokens, parts = [0] * ranks, [[] for _ in range(ranks)]
+    for size, group in sorted(sized, key=lambda pair: -pair[0]):
+        least = tokens.index(min(tokens))
+        tokens[least] += size
+        parts[least] += group
+    return [sorted(part) for part in parts]
+
+
 def micro_batches(rows: Sequence[TokenRow], token_limit: int, *, packed: bool) -> list[list[int]]:
     """Indices of rows per forward pass, in order, rows of one prompt together and at most `token_limit` tokens.
 

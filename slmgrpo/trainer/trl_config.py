@@ -53,7 +53,7 @@ class Difference:
         return f"{self.field}: {recipe}, the engine holds {self.held!r}"
 
 
-def check(recipe: Recipe, plan: Plan, resume: RunDir | None) -> None:
+def check(recipe: Recipe, resume: RunDir | None) -> None:
     """Refuse what cannot run, all of it at once, before data or model are read."""
     if resume is not None:
         raise RecipeError(
@@ -62,14 +62,14 @@ def check(recipe: Recipe, plan: Plan, resume: RunDir | None) -> None:
         )
     import torch
 
-    problems = [*inexpressible(recipe, plan), *_wrong_process(recipe, torch.cuda.is_available())]
+    problems = [*inexpressible(recipe), *_wrong_process(recipe, torch.cuda.is_available())]
     if problems:
         count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise PlanError(f"plan: {count} with trainer=trl (trainer=slmgrpo has none of them)\n{lines}")
 
 
-def inexpressible(recipe: Recipe, plan: Plan) -> Iterator[str]:
+def inexpressible(recipe: Recipe) -> Iterator[str]:
     """Settings of the recipe that TRL's GRPOTrainer has no way to follow here; needs no torch."""
     if recipe.sampling.stop:
         yield "sampling.stop: TRL ends completions at end tokens only; take the texts out"
@@ -82,8 +82,6 @@ def inexpressible(recipe: Recipe, plan: Plan) -> Iterator[str]:
         yield "loss.sampling_correction=bypass: TRL's generate reports no log-probs to start from; set it to none"
     if any(source.shuffle_options == "member" for source in recipe.data.train):
         yield "shuffle_options: member: TRL's groups share one prompt; use item"
-    if plan.gpus > 1:
-        yield f"--gpus {plan.gpus}: this baseline runs in one process; use --gpus 1"
 
 
 def _wrong_process(recipe: Recipe, cuda: bool) -> Iterator[str]:
