@@ -92,6 +92,8 @@ def test_a_resumed_run_learns_what_the_uninterrupted_one_does(finished: tuple[Pa
 
 
 def _numbers(value: Any, name: str = "") -> dict[str, float]:
+    if isinstance(value, list):
+        value = dict(enumerate(value))
     if isinstance(value, dict):
         return {k: v for key, part in value.items() for k, v in _numbers(part, f"{name}.{key}").items()}
     return {name: float(value)} if value is not None else {}

@@ -132,7 +132,7 @@ def test_what_trl_cannot_express_is_refused_together() -> None:
 def test_resuming_is_refused_with_the_way_on(tmp_path: Path) -> None:
     recipe = load("quickstart", ["trainer=trl"]).recipe
     with pytest.raises(RecipeError, match=r"cannot be resumed.*--set adapter="):
-        trl_config.check(recipe, plan(recipe), RunDir(tmp_path))
+        trl_config.check(recipe, RunDir(tmp_path))
 
 
 def test_trl_before_unsloth_and_unsloth_before_plain_trl_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,11 +140,11 @@ def test_trl_before_unsloth_and_unsloth_before_plain_trl_are_refused(monkeypatch
     monkeypatch.setitem(sys.modules, "trl", ModuleType("trl"))
     monkeypatch.delitem(sys.modules, "unsloth", raising=False)
     with pytest.raises(PlanError, match="import unsloth before it"):
-        trl_config.check(with_unsloth, plan(with_unsloth), None)
+        trl_config.check(with_unsloth, None)
     alone = load("quickstart", ["model.backend=transformers"]).recipe
     monkeypatch.setitem(sys.modules, "unsloth", ModuleType("unsloth"))
     with pytest.raises(PlanError, match="unsloth is imported in this process"):
-        trl_config.check(alone, plan(alone), None)
+        trl_config.check(alone, None)
 
 
 def test_plain_trl_is_refused_on_a_cpu_before_anything_is_loaded(tmp_path: Path) -> None:
