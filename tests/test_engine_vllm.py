@@ -396,7 +396,7 @@ def test_the_embedded_model_learns_what_it_learns_with_the_hf_engine(tmp_path: P
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
     scores = json.loads((tmp_path / "run/eval/step_40/heldout/scores.json").read_text())["tasks"]
-    assert all(task["accuracy"] >= 0.9 for task in scores.values()), scores
+    assert all(task["accuracy"] >= 0.85 for task in scores.values()), scores
 
 
 def test_smollm2_takes_three_steps(tmp_path: Path) -> None:
