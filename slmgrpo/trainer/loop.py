@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import warnings
@@ -381,7 +380,7 @@ def _prepare(ctx: Context, micros: list[Micro]) -> tuple[Tensor | None, int | No
 
 def _pad(values: Sequence[Sequence[float]], like: Tensor) -> Tensor:
     """Ragged log-probs as a right-padded tensor of the shape of `like`."""
-    padded = list(zip(*itertools.zip_longest(*values, fillvalue=0.0), strict=True))
+    padded = [[*row, *[0.0] * (like.shape[1] - len(row))] for row in values]
     return torch.tensor(padded, dtype=like.dtype, device=like.device)
 
 
