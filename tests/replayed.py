@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from slmgrpo.callbacks import Silent
+from slmgrpo.guards import Watch
 from slmgrpo.model import Policy
 from slmgrpo.plan import Plan
 from slmgrpo.recipe import Recipe
@@ -57,8 +59,13 @@ def loop_gradient(
     plan: Plan,
     groups: list[Group],
     before_second_update: Callable[[], None] | None = None,
+    *,
+    packed: bool | None = None,
 ) -> Tensor:
-    """(N,), the loop's gradient of this rollout's first update, or of its second one where a function is given."""
+    """(N,), the loop's gradient of this rollout's first update, or of its second one where a function is given.
+
+    packed: the log-prob path; None: decided at the first rows, as in a run.
+    """
     found: list[Tensor] = []
 
     class Look:
@@ -74,13 +81,14 @@ def loop_gradient(
 
     look = Look()
     absent: Any = None
+    engine: Any = SimpleNamespace(name="replayed")
     recipe = recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"max_grad_norm": 1e30})})
     ctx = loop.Context(
         recipe=recipe,
         plan=plan,
         run=absent,
         policy=policy,
-        engine=absent,
+        engine=engine,
         pool=absent,
         sampler=absent,
         prompted={},
@@ -88,7 +96,9 @@ def loop_gradient(
         scheduler=look,
         observer=Silent(),
         interrupts=absent,
+        guards=Watch(recipe.guards.model_copy(update={"actions": {"engine_parity": "off"}}), print),  # no sampler here
         evaluate=absent,
+        packed=packed,
     )
     rewards = [[member.reward for member in group.members] for group in groups]
     micros, _ = loop._micro_batches(ctx, groups, advantages(rewards, recipe.loss.scale_rewards))
