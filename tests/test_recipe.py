@@ -100,6 +100,15 @@ APPENDED = [
         "take it out",
     ),
     (
+        "loss: {use_adaptive_entropy: true}",
+        "line 5: loss.use_adaptive_entropy: slmgrpo has no such setting: use a fixed `loss.entropy_coef`; take it out",
+    ),
+    (
+        "loss: {multi_objective_aggregation: normalize_then_sum}",
+        "line 5: loss.multi_objective_aggregation: slmgrpo has no such setting: rewards are summed, then normalised; "
+        "take it out",
+    ),
+    (
         "xyzzy: 1",
         "line 5: xyzzy: no such key; there are extends, name, description, seed, trainer, model, adapter, "
         "merge_adapter, cold_start, lora, data, prompt, rewards, grading, sampling, train, loss, optimizer, guards, "
