@@ -94,7 +94,9 @@ def plan(
     groups_of_rank = train.prompts_per_step // gpus
     max_length = recipe.prompt.max_tokens + sampling.max_tokens
     group_tokens = sampling.group_size * max_length
-    groups_together = max(1, train.micro_batch_tokens // group_tokens)
+    groups_together = train.micro_batch_tokens // group_tokens
+    rows_together = max(1, train.micro_batch_tokens // max_length)
+    parts_of_group = -(-sampling.group_size // rows_together)
     warmup = math.ceil(optimizer.warmup_ratio * steps - 1e-9)
     first, second = lr_sums(optimizer.lr_scheduler_type, steps, warmup)
     completions_per_step = train.prompts_per_step * sampling.group_size
@@ -117,7 +119,7 @@ def plan(
         prompt_tokens_per_step_max=train.prompts_per_step * recipe.prompt.max_tokens,
         completion_tokens_per_step_max=completions_per_step * sampling.max_tokens,
         completion_tokens_max=rollouts * completions_per_step * sampling.max_tokens,
-        micro_batches_max=-(-groups_of_rank // groups_together),
+        micro_batches_max=-(-groups_of_rank // groups_together) if groups_together else groups_of_rank * parts_of_group,
         learning_rate=optimizer.learning_rate,
         lr_scheduler_type=optimizer.lr_scheduler_type,
         warmup_steps=warmup,
@@ -239,7 +241,7 @@ def _notes(recipe: Recipe, steps: int, group_tokens: int) -> Iterator[str]:
     if group_tokens > train.micro_batch_tokens:
         yield (
             f"a full group has {sampling.group_size} x {group_tokens // sampling.group_size} = {group_tokens:,} "
-            f"tokens, more than train.micro_batch_tokens={train.micro_batch_tokens:,}: such a group runs alone"
+            f"tokens, more than train.micro_batch_tokens={train.micro_batch_tokens:,}: such a group is split"
         )
     reasons = [
         name

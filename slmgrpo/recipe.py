@@ -141,7 +141,7 @@ class Train(Section):
     updates_per_rollout: int = Field(default=1, ge=1)
     """Optimizer steps on each rollout's completions (TRL num_iterations)."""
     micro_batch_tokens: int = Field(default=16384, ge=1)
-    """Tokens per forward pass, padding counted; groups stay whole, so one that is larger runs alone."""
+    """Tokens per forward pass, padding counted; a group stays whole where it fits, and is split where it does not."""
     gradient_checkpointing: bool = False
     """Less memory for activations, a second forward pass for it."""
     save_every: int = Field(default=50, ge=1)

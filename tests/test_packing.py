@@ -155,11 +155,12 @@ def test_ranks_share_rows_in_whole_groups_with_tokens_evened_out(drawn: list[tup
     assert max(tokens) - min(tokens) <= max(groups, default=0)
 
 
-def test_micro_batches_keep_a_prompts_rows_together() -> None:
+def test_micro_batches_keep_a_prompts_rows_together_and_split_those_of_a_prompt_above_the_limit() -> None:
     rows = [*GROUP, *OTHER]
     assert micro_batches(rows, 10_000, packed=True) == [[0, 1, 2, 3, 4, 5, 6]]
     assert micro_batches(rows, 26, packed=True) == [[0, 1, 2, 3, 4, 5], [6]]
-    assert micro_batches(rows, 12, packed=True) == [[0, 1, 2, 3], [4, 5, 6]]
+    assert micro_batches(rows, 12, packed=True) == [[0, 1, 2], [3], [4, 5, 6]]
+    assert micro_batches(rows, 1, packed=True) == [[0], [1], [2], [3], [4], [5], [6]]
     assert micro_batches(rows, 52, packed=False) == [[0, 1, 2, 3], [4, 5, 6]]
     assert micro_batches([], 10, packed=True) == []
 

@@ -145,18 +145,22 @@ def test_micro_batches_stay_under_their_bound(lengths: list[int], budget: int) -
     )
     spec = spec.model_copy(update={"prompt": spec.prompt.model_copy(update={"max_tokens": 32})})
     batches, rows, longest = 0, 0, 0
-    for length in lengths:  # whole groups, one after the other, padded to the longest row
+    for length in lengths:  # groups one after the other, padded to the longest row; whole ones where they fit
         if rows and (rows + group) * max(longest, length) <= budget:
             rows, longest = rows + group, max(longest, length)
-        else:
-            batches, rows, longest = batches + 1, group, length
+            continue
+        batches, rows, longest = batches + 1, 0, length
+        for _ in range(group):
+            if rows and (rows + 1) * length > budget:
+                batches, rows = batches + 1, 0
+            rows += 1
     assert batches <= plan(spec, rows=1).micro_batches_max
 
 
 def test_a_group_above_the_token_budget_is_noted() -> None:
     notes = plan(recipe(micro_batch_tokens=1000)).notes
     assert notes == (
-        "a full group has 8 x 1024 = 8,192 tokens, more than train.micro_batch_tokens=1,000: such a group runs alone",
+        "a full group has 8 x 1024 = 8,192 tokens, more than train.micro_batch_tokens=1,000: such a group is split",
     )
 
 

@@ -65,7 +65,7 @@ class Context:
 
 @dataclass
 class Micro:
-    """Rows of one forward pass, groups whole, with what later updates compare against."""
+    """Rows of one forward pass, with what later updates compare against."""
 
     rows: list[TokenRow]
     advantages: list[float]
@@ -190,7 +190,7 @@ def _ranks_agree(ctx: Context) -> None:
 
 
 def _work(ctx: Context, groups: Sequence[Group], weights: list[list[float]]) -> Work:
-    """Rows that have a gradient, shared among the ranks and in micro-batches by tokens, groups whole."""
+    """Rows that have a gradient, shared among the ranks and in micro-batches by tokens."""
     recipe = ctx.recipe
     drop = losses.why_silent_rows_run(recipe.loss, recipe.lora.dropout) is None
     masked = recipe.loss.mask_truncated_completions  # such rows have no gradient at all

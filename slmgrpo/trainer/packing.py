@@ -290,21 +290,29 @@ def shares(rows: Sequence[TokenRow], ranks: int, *, packed: bool) -> list[list[i
 
 
 def micro_batches(rows: Sequence[TokenRow], token_limit: int, *, packed: bool) -> list[list[int]]:
-    """Indices of rows per forward pass, in order, rows of one prompt together and at most `token_limit` tokens.
+    """Indices of rows per forward pass, in order, a prompt's rows together where that is at most `token_limit` tokens.
 
-    Tokens are those of the pass: prompt once and no padding when packed, else rows times the longest. A prompt whose
-    rows alone are more than the limit gets a pass of its own.
+    Tokens are those of the pass: prompt once and no padding when packed, else rows times the longest. A prompt with
+    more than the limit is split, so that the limit bounds memory: its tokens then run once in each part. Only a single
+    row can be above it.
     """
+
+    def fit(indices: Sequence[int]) -> bool:
+        return pass_tokens([rows[index] for index in indices], packed=packed) <= token_limit
+
     members: dict[tuple[int, ...], list[int]] = {}
     for index, row in enumerate(rows):
         members.setdefault(row.prompt_ids, []).append(index)
     batches: list[list[int]] = []
     for group in members.values():
-        joined = [*batches[-1], *group] if batches else []
-        if joined and pass_tokens([rows[index] for index in joined], packed=packed) <= token_limit:
+        if batches and fit(joined := [*batches[-1], *group]):
             batches[-1] = joined
-        else:
-            batches.append(group)
+            continue
+        batches.append([])
+        for index in group:
+            if batches[-1] and not fit([*batches[-1], index]):
+                batches.append([])
+            batches[-1].append(index)
     return batches
 
 
