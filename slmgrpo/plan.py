@@ -96,7 +96,7 @@ def plan(
     group_tokens = sampling.group_size * max_length
     groups_together = train.micro_batch_tokens // group_tokens
     rows_together = max(1, train.micro_batch_tokens // max_length)
-    parts_of_group = -(-sampling.group_size // rows_together)
+    split = groups_of_rank * -(-sampling.group_size // rows_together)
     warmup = math.ceil(optimizer.warmup_ratio * steps - 1e-9)
     first, second = lr_sums(optimizer.lr_scheduler_type, steps, warmup)
     completions_per_step = train.prompts_per_step * sampling.group_size
@@ -119,7 +119,7 @@ def plan(
         prompt_tokens_per_step_max=train.prompts_per_step * recipe.prompt.max_tokens,
         completion_tokens_per_step_max=completions_per_step * sampling.max_tokens,
         completion_tokens_max=rollouts * completions_per_step * sampling.max_tokens,
-        micro_batches_max=-(-groups_of_rank // groups_together) if groups_together else groups_of_rank * parts_of_group,
+        micro_batches_max=-(-groups_of_rank // groups_together) if groups_together else split,
         learning_rate=optimizer.learning_rate,
         lr_scheduler_type=optimizer.lr_scheduler_type,
         warmup_steps=warmup,

@@ -167,8 +167,15 @@ def cost(work: Work, mode: str) -> Fraction:
 
 @cache
 def coefficients(mode: str) -> tuple[Fraction, Fraction, Fraction]:
-    """Operations a unit of `Work`, from three small packed passes; two other passes must then be met."""
-    model = meta_model(checkpointed=mode == "checkpointed")
+    """Operations a unit of `Work`: layers are alike from the second on (the first one's input needs no gradient)."""
+    two, three = layered(mode, 2), layered(mode, 3)
+    trunk, head, pairs = (a + (LAYERS - 2) * (b - a) for a, b in zip(two, three, strict=True))
+    return trunk, head, pairs
+
+
+def layered(mode: str, layers: int) -> tuple[Fraction, Fraction, Fraction]:
+    """The same of so many layers, from three small packed passes; two other passes must then be met."""
+    model = meta_model(layers, checkpointed=mode == "checkpointed")
     base, more, longer = ([4, [3]], [4, [3, 3]], [9, [3]])
     equations, counts = [], []
     for prompt, completions in (base, more, longer):
@@ -204,7 +211,7 @@ def solve(matrix: list[list[Fraction]], right: list[Fraction]) -> tuple[Fraction
     return parts[0], parts[1], parts[2]
 
 
-def meta_model(*, checkpointed: bool) -> Any:
+def meta_model(layers: int, *, checkpointed: bool) -> Any:
     """SmolLM2-135M's shapes with a LoRA adapter of rank 16 on all linear layers, without memory."""
     import torch
     from peft import LoraConfig, get_peft_model
@@ -214,7 +221,7 @@ def meta_model(*, checkpointed: bool) -> Any:
         vocab_size=49152,
         hidden_size=576,
         intermediate_size=1536,
-        num_hidden_layers=LAYERS,
+        num_hidden_layers=layers,
         num_attention_heads=9,
         num_key_value_heads=3,
         max_position_embeddings=8192,
