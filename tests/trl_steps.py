@@ -57,9 +57,10 @@ def steps(folder: Path) -> dict[str, dict[str, float]]:
     apart = {}
     for i, (name, settings) in enumerate(RUNS.items()):
         rollouts: list[list[list[int]]] = []
-        worker._engine = lambda recipe, policy, kept=rollouts: Recorder(make_engine(recipe, policy), kept)
-        small = ["train.steps=20", "train.prompts_per_step=3", "data.heldout=[]", "grading.workers=1"]
-        small += ["loss.sampling_correction=none", 'data.train=[{source: "tiny:mcq", rewards: [{use: mcq.correct}]}]']
+        worker._engine = lambda *given, kept=rollouts: Recorder(make_engine(*given), kept)
+        small = ["train.steps=20", "train.prompts_per_step=4", "sampling.group_size=4", "data.heldout=[]"]
+        small += ["loss.sampling_correction=none", "grading.workers=1"]
+        small += ['data.train=[{source: "tiny:mcq", rewards: [{use: mcq.correct}]}]']
         rate = ["optimizer.learning_rate=1e-3", "model.dtype=float32", "train.save_every=20"]
         adapters = []
         for trainer in ("slmgrpo", "trl"):
