@@ -14,6 +14,7 @@ from slmgrpo.callbacks import Silent
 from slmgrpo.guards import Watch
 from slmgrpo.model import Policy
 from slmgrpo.plan import Plan
+from slmgrpo.ranks import ALONE
 from slmgrpo.recipe import Recipe
 from slmgrpo.rollout.engine import Completion
 from slmgrpo.rollout.groups import Group, Member, Prompted
@@ -96,12 +97,13 @@ def loop_gradient(
         scheduler=look,
         observer=Silent(),
         interrupts=absent,
+        ranks=ALONE,
         guards=Watch(recipe.guards.model_copy(update={"actions": {"engine_parity": "off"}}), print),  # no sampler here
         evaluate=absent,
         packed=packed,
     )
     rewards = [[member.reward for member in group.members] for group in groups]
-    micros, _ = loop._micro_batches(ctx, groups, advantages(rewards, recipe.loss.scale_rewards))
+    micros = loop._work(ctx, groups, advantages(rewards, recipe.loss.scale_rewards)).micros
     loop._optimise(ctx, groups, micros, Clock())
     if before_second_update is not None:
         before_second_update()
