@@ -93,7 +93,7 @@ def complete(
     """Every completion that is not done yet, as it finishes; longest prompts first."""
     requests = list(_requests(problems, ask, done))
     missing = sum(len(request.members) for request in requests)
-    for completion in engine.generate(requests, step=EVAL_KEY) if requests else ():
+    for completion in engine.generate(requests, step=EVAL_KEY):  # of nothing too: vLLM starts on all ranks together
         missing -= 1
         yield _written(completion, problems[completion.index // 2], engine, tokenizer)
     if missing:
