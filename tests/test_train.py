@@ -71,6 +71,12 @@ def test_every_step_has_a_timeline_that_adds_up_and_counts_its_tokens(finished: 
             assert line["trunk_tokens"] > line["rows_trained"]
 
 
+def test_engine_and_trainer_agree_at_every_step(finished: tuple[Path, str]) -> None:
+    run, _ = finished
+    gaps = [line["sampler_gap_max"] for line in lines(run / "metrics.jsonl") if line["rows_trained"]]
+    assert gaps and max(gaps) <= 5e-5
+
+
 def test_the_summary_shows_before_and_after_with_intervals_and_what_to_do_next(finished: tuple[Path, str]) -> None:
     run, shown = finished
     for part in ("tiny:math", "before", "after", "%", "reward", str(run.name), "next: slmgrpo"):
