@@ -9,6 +9,7 @@ top-k and min-p where one is set (recipes that would need others are refused).
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import itertools
 import logging
@@ -131,6 +132,7 @@ class VllmEngine:
         llm, self._llm, self._adapter = self._llm, None, None
         if llm is not None and _beside_other_ranks():
             llm.engine_core._finalizer.detach()  # vLLM's shutdown would end the process group of all ranks
+            gc.unfreeze()  # its start hid its objects from the collector
         elif llm is not None and self._lender is None:
             with suppress(Exception):  # what already failed may fail again
                 llm.engine_core.shutdown()
