@@ -289,6 +289,7 @@ def by_loop(
     from slmgrpo.guards import Watch
     from slmgrpo.model import load
     from slmgrpo.plan import plan
+    from slmgrpo.ranks import ALONE
     from slmgrpo.recipe_load import load as load_recipe
     from slmgrpo.rollout.engine import Completion
     from slmgrpo.rollout.groups import Group, Member, Prompted
@@ -324,6 +325,7 @@ def by_loop(
         "engine": SimpleNamespace(name="replayed"),
         "observer": Silent(),
         "guards": watch,
+        "ranks": ALONE,
         "prompted": {},
     }
     needed = [f.name for f in fields(loop.Context) if f.default is MISSING and f.default_factory is MISSING]
@@ -342,7 +344,7 @@ def by_loop(
     micros: list[Any] = []
     mark()
     for _ in range(STEPS):
-        micros, _ = loop._micro_batches(ctx, groups, advantages(rewards, recipe.loss.scale_rewards))
+        micros = loop._work(ctx, groups, advantages(rewards, recipe.loss.scale_rewards)).micros
         loop._optimise(ctx, groups, micros, Clock())
         mark()
     assert micros, "no group of the trace has a signal"
