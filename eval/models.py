@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from slmgrpo import prompts
+from slmgrpo.adapter import add_adapter
 from slmgrpo.errors import PlanError, RecipeError
 from slmgrpo.eval.targets import Base, Target
 from slmgrpo.model import load_plain, quiet
+
+ADVICE = "name the right one with --base"
+"""Where an adapter does not fit."""
 
 
 class Bench:
@@ -25,7 +29,7 @@ class Bench:
             for target in targets:
                 if target.adapter is not None and target.adapter not in self._names:
                     name = f"adapter_{len(self._names)}"
-                    self.model = add_adapter(self.model, target.adapter, name)
+                    self.model = add_adapter(self.model, target.adapter, name, ADVICE)
                     self._names[target.adapter] = name
         self.dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
         self.context: int | None = getattr(self.model.config, "max_position_embeddings", None)
@@ -72,35 +76,5 @@ def load_base(base: Base) -> tuple[Any, Any]:
         ) from None
     prompts.set_chat_template(tokenizer, model, base.folder)
     for number, adapter in enumerate(base.merged):
-        loaded = add_adapter(loaded, adapter, f"merged_{number}").merge_and_unload()
+        loaded = add_adapter(loaded, adapter, f"merged_{number}", ADVICE).merge_and_unload()
     return loaded, tokenizer
-
-
-def add_adapter(model: Any, folder: Path, name: str) -> Any:
-    """The model with a saved adapter on it, every tensor of which must fit and be there."""
-    from peft import PeftConfig, PeftModel, get_peft_model_state_dict
-    from peft.utils import set_peft_model_state_dict
-    from safetensors.torch import load_file
-
-    config = PeftConfig.from_pretrained(str(folder))
-    config.inference_mode = True
-    weights = load_file(str(folder / "adapter_model.safetensors"))
-    try:
-        if isinstance(model, PeftModel):
-            model.add_adapter(name, config)
-        else:
-            model = PeftModel(model, config, name)
-        expected = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-        odd = sorted(set(expected) ^ set(weights))
-        if odd:
-            side = "lacks a place for" if odd[0] in weights else "has a place for, and the adapter lacks,"
-            raise RecipeError(
-                f"{folder}: the adapter does not fit its base, which {side} {odd[0]}; give it with --base"
-            )
-        set_peft_model_state_dict(model, weights, adapter_name=name)
-    except (RuntimeError, ValueError) as error:
-        first = next((line for line in str(error).splitlines() if "size mismatch" in line), str(error).splitlines()[0])
-        raise RecipeError(
-            f"{folder}: the adapter does not fit its base ({first.strip()}); name the right one with --base"
-        ) from None
-    return model

@@ -72,6 +72,7 @@ def shift(
 
     A model without an adapter shows the noise alone: 1 % of each weight. Example: `slmgrpo dynamics shift runs/mine`
     """
+    from slmgrpo.adapter import add_adapter
     from slmgrpo.dynamics import shift as shifting
     from slmgrpo.eval import choose, models, targets
     from slmgrpo.eval.rows import rows_of
@@ -90,7 +91,7 @@ def shift(
         prompts = [tokenizer(prompt)["input_ids"] for prompt in shifting.PROMPTS]
     if chosen.adapter is not None:
         with quiet():
-            model = models.add_adapter(model, chosen.adapter, "tuned")
+            model = add_adapter(model, chosen.adapter, "tuned", models.ADVICE)
         shifting.scale(model, "tuned", chosen.scale)
     adapter = "tuned" if chosen.adapter is not None else None
     with quiet():
@@ -112,6 +113,7 @@ def principal(
 
     Example: `slmgrpo dynamics principal runs/mine --top 32`
     """
+    from slmgrpo.adapter import add_adapter
     from slmgrpo.dynamics import probe, table, update
     from slmgrpo.eval import models, targets
     from slmgrpo.eval.table import text
@@ -122,7 +124,7 @@ def principal(
         raise RecipeError(f"dynamics principal: {target} has no adapter; give a run or an adapter")
     with quiet():
         model, _ = models.load_base(chosen.base)
-        model = models.add_adapter(model, chosen.adapter, "tuned")
+        model = add_adapter(model, chosen.adapter, "tuned", models.ADVICE)
     shares: dict[str, list[tuple[update.Principal, tuple[int, int]]]] = {}
     for name, layer in probe.lora_layers(model).items():
         moved = probe.factors(layer, "tuned")

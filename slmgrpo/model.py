@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slmgrpo.adapter import add_adapter, fill_adapter
 from slmgrpo.errors import PlanError, RecipeError, RunError
 from slmgrpo.recipe import Lora, Model, Recipe
 
@@ -47,15 +48,7 @@ class Policy:
 
     def load_adapter(self, folder: Path) -> None:
         """Put saved adapter weights into the present adapter, in place."""
-        from peft import set_peft_model_state_dict
-        from safetensors.torch import load_file
-
-        result = set_peft_model_state_dict(self.model, load_file(str(folder / "adapter_model.safetensors")))
-        if result.unexpected_keys:
-            raise RecipeError(
-                f"{folder}: the adapter has {len(result.unexpected_keys)} tensors that this recipe's adapter lacks "
-                f"(first: {result.unexpected_keys[0]}); use the same lora settings"
-            )
+        fill_adapter(self.model, folder, self.model.active_adapter, "use the lora settings that it was trained with")
 
 
 def load(recipe: Recipe, *, max_length: int, sequences: int = 1) -> Policy:
@@ -247,9 +240,7 @@ def layers(spec: str | list[int], count: int) -> list[int] | None:
 
 def _merge(base: Any, adapter: Path) -> Any:
     """Fold an adapter into the base; its base model becomes the reference."""
-    from peft import PeftModel
-
-    return PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()  # pyright: ignore[reportCallIssue]
+    return add_adapter(base, adapter, "merged", "set model to the base that it was trained on").merge_and_unload()
 
 
 def locate_adapter(adapter: str) -> Path:

@@ -86,6 +86,21 @@ def test_an_adapter_starts_as_the_base_and_comes_back_from_its_folder(tmp_path: 
         assert torch.equal(policy.model(ids).logits, moved)
 
 
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (Lora(rank=4), "has a place for it that stays empty"),
+        (Lora(rank=4, layers=[1]), "has no place for it"),
+        (Lora(rank=4, layers=[0], targets=["q_proj"]), "has no place for it"),
+        (Lora(rank=8, layers=[0]), "has another shape there"),
+    ],
+)
+def test_an_adapter_of_other_settings_is_refused(tmp_path: Path, other: Lora, says: str) -> None:
+    model.load(recipe(lora=Lora(rank=4, layers=[0])), max_length=64).save_adapter(tmp_path)
+    with pytest.raises(RecipeError, match=rf"does not fit its base: .*the model {says}; use the lora settings"):
+        model.load(recipe(lora=other), max_length=64).load_adapter(tmp_path)
+
+
 def test_the_same_seed_gives_the_same_adapter_and_another_seed_another() -> None:
     first, again, other = (dict(model.load(recipe(seed=seed), max_length=64).trainable()) for seed in (1, 1, 2))
     name = next(name for name in first if "lora_A" in name)
