@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -23,18 +24,28 @@ from slmgrpo.recipe_load import load
 from slmgrpo.rewards.pool import Pool
 from slmgrpo.rollout.hf import HfEngine
 from slmgrpo.run import RunDir, open_run
+from slmgrpo.tiny import tasks
 
 SMALL = [
     "model.backend=transformers",
+    "grading.workers=1",
     "train.steps=6",
     "train.save_every=2",
     "train.prompts_per_step=6",
     "train.micro_batch_tokens=1",  # a micro-batch a group
     "sampling.group_size=4",
     "optimizer.lr_scheduler_type=constant",
-    *(f"data.train.{i}.limit=100" for i in range(3)),
-    "data.heldout=[{source: tiny:math, split: test, limit: 6, rewards: [{use: math.correct}]}]",
+    "data.heldout=[{source: tiny:mcq, split: test, limit: 6, rewards: [{use: mcq.correct}]}]",
 ]
+
+
+def few_rows(folder: Path) -> str:
+    """A `--set` that trains on two hundred questions in a file, which is read faster than all are made."""
+    file = folder / "rows.jsonl"
+    if not file.exists():
+        file.write_text("".join(json.dumps(row) + "\n" for row in tasks.rows("mcq", "train", 200)))
+    return f"data.train=[{{source: 'file:{file}', rewards: [{{use: mcq.correct}}]}}]"
+
 
 STAGES = {
     "generation": 24 * 5,  # completions written in five steps
@@ -50,7 +61,7 @@ STAGES = {
 
 def trained(out: Path, *overrides: str, resume: bool = False, observer: Silent | None = None) -> RunDir:
     """Train here, from the start or on from the run's last checkpoint."""
-    loaded = load("quickstart", [*SMALL, *overrides])
+    loaded = load("quickstart", [*SMALL, few_rows(out.parent), *overrides])
     place: dict[str, Any] = {"out": None, "resume": open_run(out)} if resume else {"out": out, "resume": None}
     return training.train(loaded.recipe, plan(loaded), base=loaded.base, observer=observer or Silent(), **place).run
 
