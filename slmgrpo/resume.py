@@ -92,7 +92,8 @@ def _changes(run: RunDir, recipe: Recipe) -> list[Difference]:
         raise RecipeError(
             f"{run.path}/env.json: `recipe` is none ({str(error).splitlines()[0]}); was it edited?"
         ) from None
-    return diff(Loaded(before, {}, run.path), Loaded(recipe, {}, run.path))
+    now = Recipe.model_validate(_plain(recipe))  # a float's default may be written as an int
+    return diff(Loaded(before, {}, run.path), Loaded(now, {}, run.path))
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:

@@ -122,7 +122,7 @@ class RunDir:
             write_text(partial / MANIFEST, json.dumps({"step": step, "sha256": sums}, indent=2) + "\n")
             for file in (*files, *(stream for stream in self._streams if stream.exists())):
                 _to_disk(file)  # so that no checkpoint outlives its metrics when the power fails
-            shutil.rmtree(final, ignore_errors=True)
+            self._remove(final)
             partial.rename(final)
             _to_disk(self.checkpoints)
         except Exception as error:  # a full disk is an OSError here, but not in safetensors and torch.save
@@ -135,8 +135,15 @@ class RunDir:
         for old in self.steps()[:-keep]:
             if best is not None and old == best["step"]:
                 continue
-            shutil.rmtree(self.checkpoints / f"step_{old}")
+            self._remove(self.checkpoints / f"step_{old}")
         return final
+
+    def _remove(self, folder: Path) -> None:
+        """A checkpoint that is half gone has no name of its own any more; `rewind` clears what a kill leaves of it."""
+        if folder.exists():
+            doomed = self.checkpoints / f".partial_{folder.name}_{os.getpid()}"
+            folder.rename(doomed)
+            shutil.rmtree(doomed)
 
     def steps(self) -> list[int]:
         if not self.checkpoints.is_dir():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -39,12 +42,18 @@ SMALL = [
 ]
 
 
-def few_rows(folder: Path) -> str:
-    """A `--set` that trains on two hundred questions in a file, which is read faster than all are made."""
-    file = folder / "rows.jsonl"
-    if not file.exists():
-        file.write_text("".join(json.dumps(row) + "\n" for row in tasks.rows("mcq", "train", 200)))
-    return f"data.train=[{{source: 'file:{file}', rewards: [{{use: mcq.correct}}]}}]"
+@functools.cache
+def rows_file() -> Path:
+    """Two hundred questions in a file, which is read faster than all are made."""
+    folder = Path(tempfile.mkdtemp(prefix="slmgrpo-rows-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tasks.rows("mcq", "train", 200)))
+    return folder / "rows.jsonl"
+
+
+def few_rows(rule: str = "mcq.correct") -> str:
+    """A `--set` that trains on them by this rule."""
+    return f"data.train=[{{source: 'file:{rows_file()}', rewards: [{{use: '{rule}'}}]}}]"
 
 
 STAGES = {
@@ -61,13 +70,14 @@ STAGES = {
 
 def trained(out: Path, *overrides: str, resume: bool = False, observer: Silent | None = None) -> RunDir:
     """Train here, from the start or on from the run's last checkpoint."""
-    loaded = load("quickstart", [*SMALL, few_rows(out.parent), *overrides])
+    loaded = load("quickstart", [*SMALL, few_rows(), *overrides])
     place: dict[str, Any] = {"out": None, "resume": open_run(out)} if resume else {"out": out, "resume": None}
     return training.train(loaded.recipe, plan(loaded), base=loaded.base, observer=observer or Silent(), **place).run
 
 
 def struck(out: Path, stage: str, count: int, number: int = signal.SIGKILL, *overrides: str, times: int = 1) -> int:
     """Train in a new process until its `count`-th passage of `stage`; returns how the process ended (os.waitpid)."""
+    rows_file()  # the same for both
     pid = os.fork()
     if pid == 0:
         code = 70
@@ -149,7 +159,7 @@ def _arm(stage: str, count: int, strike: Callable[[], Any]) -> None:
             rmtree = shutil.rmtree
 
             def removing(path: Any, *given: Any, **named: Any) -> None:
-                if Path(path).name.startswith("step_") and passing():
+                if (Path(path) / "trainer.pt").exists() and passing():
                     (Path(path) / "trainer.pt").unlink()
                     strike()
                 rmtree(path, *given, **named)

@@ -59,7 +59,7 @@ class Seen(Silent):
 
 def trained(out: Path, *overrides: str, resume: bool = False, whole: bool = False) -> Seen:
     """whole: on the quickstart's own data."""
-    loaded = load("quickstart", [*SMALL, *(() if whole else (few_rows(out.parent),)), *overrides])
+    loaded = load("quickstart", [*SMALL, *(() if whole else (few_rows(),)), *overrides])
     seen = Seen(run=RunDir(out))
     place = {"out": None, "resume": open_run(out)} if resume else {"out": out, "resume": None}
     try:
@@ -72,8 +72,7 @@ def trained(out: Path, *overrides: str, resume: bool = False, whole: bool = Fals
 def rules(folder: Path, body: str) -> str:
     """A `--set` that grades every row by a rule with this body."""
     (folder / "own.py").write_text(f"def rule(completion):\n    {body}\n")
-    sources = [{"source": f"file:{folder}/rows.jsonl", "rewards": [{"use": f"{folder}/own.py:rule"}]}]
-    return f"data.train={json.dumps(sources)}"
+    return few_rows(f"{folder}/own.py:rule")
 
 
 # each guard, for real
