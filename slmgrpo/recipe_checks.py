@@ -269,6 +269,9 @@ def _correction(recipe: Recipe) -> Iterator[Clash]:
 
 
 def _guards(recipe: Recipe) -> Iterator[Clash]:
+    if recipe.guards.actions.get("rank_equality", "stop") != "stop":
+        text = "always stops: ranks that differ train several models, of which one is saved; take it out"
+        yield Clash((("guards", "actions", "rank_equality"),), text)
     for name in recipe.guards.actions:
         if name not in GUARD_NAMES:
             close = difflib.get_close_matches(name, GUARD_NAMES, n=1, cutoff=0.5)

@@ -200,6 +200,16 @@ APPENDED = [
     ),
     ("merge_adapter: true", "line 5: merge_adapter: there is no adapter and no cold_start to merge; take it out"),
     (
+        "guards: {actions: {unqiue: warn}}",
+        "line 5: guards.actions.unqiue: no such guard; did you mean `unique`?",
+    ),
+    (
+        "guards: {actions: {rank_equality: off}}",
+        "line 5: guards.actions.rank_equality: always stops: ranks that differ train several models, of which one is "
+        "saved; take it out",
+    ),
+    ("guards: {truncated: 50}", "line 5: guards.truncated: must be at most 1, not 50"),
+    (
         "sampling: {engine: unsloth}\nmodel2: 1",
         "line 6: model2: no such key; did you mean `model`?",
     ),
