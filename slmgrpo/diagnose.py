@@ -1,7 +1,7 @@
 """`slmgrpo diagnose RUN`: names what a run's curves show, with evidence, confidence and the usual remedy.
 
 Reads metrics.jsonl and held-out scores alone, so it works while a run goes on. The limits below were set on the runs of
-recipes/studies/failures with seeds 1 to 3; the README's table has other seeds. They are small models' rules of thumb.
+recipes/studies/failures with seed 1; the README's table has other seeds. They are rules of thumb from a tiny model.
 """
 
 from __future__ import annotations
