@@ -447,7 +447,9 @@ def _ways_on(ctx: loop.Context) -> str:
     state = f"resume with `slmgrpo train --resume {path}`"
     if ctx.recipe.trainer == "trl":
         state = f"a new run can start from its adapter with --set adapter={path}" if ctx.step else "nothing was learned"
-    return f"{path} is kept (step {ctx.step}); {state}" + (f"; details in {log_file}" if log_file else "")
+    saved = max(ctx.run.steps(), default=0)
+    step = f"step {ctx.step}" + (f", saved up to step {saved}" if saved != ctx.step else "")
+    return f"{path} is kept ({step}); {state}" + (f"; details in {log_file}" if log_file else "")
 
 
 @contextmanager
