@@ -93,7 +93,15 @@ def newest_run(root: Path = Path("runs")) -> Path:
 
 def recipe_of(run: RunDir) -> tuple[Recipe, Path]:
     """The recipe of a run and the folder that its relative paths start from."""
-    return Recipe.model_validate(run.read_json("recipe.json")), Path(run.read_json("env.json")["base"])
+    try:
+        recipe = Recipe.model_validate(run.read_json("recipe.json"))
+    except ValueError as error:
+        reason = " ".join(str(error).splitlines()[1:3])
+        raise RecipeError(
+            f"{run.path}/recipe.json: not a recipe of this version ({reason}); mend it, or evaluate the run's adapter: "
+            f"`slmgrpo eval {run.path}/checkpoints/step_N/adapter --base MODEL --suite NAME`"
+        ) from None
+    return recipe, Path(run.read_json("env.json")["base"])
 
 
 def told_apart(targets: Sequence[Target]) -> list[Target]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import logging
 import os
@@ -184,7 +185,10 @@ def recipes(ctx: typer.Context) -> None:
     from slmgrpo import view
     from slmgrpo.recipe_show import list_recipes
 
-    view.show(view.pairs_table([(listed.name, listed.description) for listed in list_recipes()]))
+    for folder, listed in itertools.groupby(list_recipes(), key=lambda recipe: str(Path(recipe.name).parent)):
+        if folder != ".":
+            typer.echo(f"\n{folder}/")
+        view.show(view.pairs_table([(Path(recipe.name).name, recipe.description) for recipe in listed]))
 
 
 @recipes_app.command()

@@ -21,6 +21,8 @@ from slmgrpo.errors import RecipeError
 from slmgrpo.eval import choose, evaluate, harness, store, suites, table, targets
 from slmgrpo.eval.compare import compare
 from slmgrpo.recipe import Grading
+from slmgrpo.recipe_load import load
+from slmgrpo.run import RunDir
 
 GRADING = Grading(workers=1, sandbox="best")
 
@@ -358,6 +360,13 @@ def test_questions_that_must_not_be_published_are_not_saved(here: Path, tmp_path
     assert "ask not to publish" in notes[0]
     saved = (found.folder / "samples.jsonl").read_text() + (found.folder / "settings.json").read_text()
     assert "What is" not in saved
+
+
+def test_a_run_of_another_version_is_one_message(tmp_path: Path) -> None:
+    recipe = load("quickstart").recipe.model_dump(mode="json", by_alias=True)
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe | {"eval_every": 5}))
+    with pytest.raises(RecipeError, match=r"recipe.json: not a recipe of this version \(eval_every Extra inputs"):
+        targets.recipe_of(RunDir(tmp_path))
 
 
 # lm-evaluation-harness
