@@ -96,7 +96,7 @@ def recipe_of(run: RunDir) -> tuple[Recipe, Path]:
     try:
         recipe = Recipe.model_validate(run.read_json("recipe.json"))
     except ValueError as error:
-        reason = " ".join(str(error).splitlines()[1:3])
+        reason = ": ".join(line.strip() for line in str(error).splitlines()[1:3])
         raise RecipeError(
             f"{run.path}/recipe.json: not a recipe of this version ({reason}); mend it, or evaluate the run's adapter: "
             f"`slmgrpo eval {run.path}/checkpoints/step_N/adapter --base MODEL --suite NAME`"

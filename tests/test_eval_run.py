@@ -365,7 +365,7 @@ def test_questions_that_must_not_be_published_are_not_saved(here: Path, tmp_path
 def test_a_run_of_another_version_is_one_message(tmp_path: Path) -> None:
     recipe = load("quickstart").recipe.model_dump(mode="json", by_alias=True)
     (tmp_path / "recipe.json").write_text(json.dumps(recipe | {"eval_every": 5}))
-    with pytest.raises(RecipeError, match=r"recipe.json: not a recipe of this version \(eval_every Extra inputs"):
+    with pytest.raises(RecipeError, match=r"recipe.json: not a recipe of this version \(eval_every: Extra inputs"):
         targets.recipe_of(RunDir(tmp_path))
 
 
