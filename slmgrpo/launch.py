@@ -16,6 +16,7 @@ from typing import Any
 from slmgrpo import pulse
 from slmgrpo.errors import PlanError, RecipeError, RunError
 from slmgrpo.interrupt import Interrupted
+from slmgrpo.ranks import LAUNCHER
 
 SHUTDOWN_S = 45
 """When one worker has failed or a signal came, so long the others may take to save and end; then they are killed."""
@@ -67,10 +68,6 @@ def launch(arguments: Sequence[str], run: Path, *, gpus: int, nodes: int = 1, re
         raise Interrupted(stop.sigval.value) from None
     except ChildFailedError as failed:
         raise _what_failed(failed, run) from None
-
-
-LAUNCHER = "SLMGRPO_LAUNCHER"
-"""Tells a worker whose end to follow (ranks.joined)."""
 
 
 def _what_failed(failed: Any, run: Path) -> BaseException:

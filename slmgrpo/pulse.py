@@ -37,7 +37,8 @@ class Beat:
     host: str
 
     def __str__(self) -> str:
-        return f"rank {self.rank} ({self.host}, process {self.pid}), step {self.step + 1}, {self.stage}"
+        doing = f"waiting for the others after {self.stage}" if self.waiting else self.stage
+        return f"rank {self.rank} ({self.host}, process {self.pid}), step {self.step + 1}, {doing}"
 
 
 class Pulse:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import signal
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("slmgrpo")
 T = TypeVar("T")
 
+LAUNCHER = "SLMGRPO_LAUNCHER"
+"""Environment of a worker: the process that launched it, whose end is its own."""
 LIMIT = timedelta(hours=1)
 """A collective that takes longer ends the run; who keeps the others waiting is said long before (pulse.py)."""
 
@@ -182,6 +186,8 @@ def joined() -> Iterator[Ranks]:
     import torch
     from torch import distributed
 
+    if LAUNCHER in os.environ:
+        _end_with(int(os.environ[LAUNCHER]))
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(ranks.local_rank)
@@ -191,6 +197,13 @@ def joined() -> Iterator[Ranks]:
         ranks.gather(None)  # nobody leaves while another still reads from it
     finally:
         distributed.destroy_process_group()
+
+
+def _end_with(parent: int) -> None:
+    """Get SIGTERM, and so save and end, when the launcher is killed; Linux only."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        raise RunError("the launcher has ended before its workers began")
 
 
 def _put(flat: Tensor, parts: Sequence[Tensor]) -> None:

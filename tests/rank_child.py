@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from slmgrpo import ranks, train
+from slmgrpo import pulse, ranks, train
 from slmgrpo.callbacks import Silent
+from slmgrpo.errors import RunError
+from slmgrpo.interrupt import Interrupted
 from slmgrpo.plan import plan
 from slmgrpo.recipe_load import load
 from slmgrpo.rollout.engine import Completion, Request
@@ -115,11 +119,96 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-WHAT = {"same": same_as_one_rank}
+class Once(Recorded):
+    """An engine that calls `act` when it first writes at step 1."""
+
+    act: Callable[[Any], None]
+
+    def generate(self, requests: list[Request], *, step: int) -> Iterator[Completion]:
+        if step == 1:
+            self.act(self.engine)
+        return super().generate(requests, step=step)
+
+
+def at_step_1(
+    out: Path, here: ranks.Ranks, act: Callable[[Any], None], *settings: str, base: Path | None = None
+) -> str:
+    """Train while rank 1 does something before its second rollout; how the run ended on this rank, and its warnings."""
+    watcher = Told()
+    make = train._engine
+
+    def engine(*arguments: Any) -> Any:
+        once = Once(make(*arguments))
+        once.act = act if here.rank == 1 else lambda engine: None
+        return once
+
+    train._engine = engine
+    try:
+        loaded = load("quickstart", [*SMALL, "train.steps=4", *settings])
+        planned = plan(loaded, gpus=here.world)
+        place = base or loaded.base
+        train.train(loaded.recipe, planned, base=place, out=out, resume=None, observer=watcher, ranks=here)
+    except (RunError, Interrupted) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        train._engine = make
+    return "finished: " + "; ".join(watcher.warnings)
+
+
+class Told(Silent):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+SLOW = """
+import os, time
+
+def slow(completion: str) -> float:
+    time.sleep(3 if os.environ["RANK"] == "1" else 0)
+    return float(len(completion) % 2)
+"""
+
+
+def _move_adapter(engine: Any) -> None:
+    next(p for p in engine._model.parameters() if p.requires_grad).data.add_(1e-3)
+
+
+def trouble(folder: Path, here: ranks.Ranks) -> dict[str, Any]:
+    """A signal to one rank, an adapter changed on one, an error on one, a reward that takes its time on one."""
+    found: dict[str, Any] = {}
+
+    def fail(engine: Any) -> None:
+        raise ValueError("broken on one rank")
+
+    acts: dict[str, Callable[[Any], None]] = {
+        "signal": lambda engine: os.kill(os.getpid(), signal.SIGTERM),
+        "other adapter": _move_adapter,
+        "error": fail,
+    }
+    for name, act in acts.items():
+        ends = here.gather(at_step_1(folder / name, here, act))
+        status = json.loads((folder / name / "status.json").read_text())
+        found[name] = {"ends": ends, "state": status["state"], "step": status["step"]}
+        found[name]["checkpoints"] = sorted(f.name for f in (folder / name / "checkpoints").glob("step_*"))
+    if here.first:
+        (folder / "slow.py").write_text(SLOW)
+    here.gather(None)
+    pulse.PATIENCE_S = 0.5
+    use = "rewards=[{use: './slow.py:slow'}]"
+    sources = "data={train: [{source: 'tiny:math'}]}"
+    settings = [use, sources, "train.steps=1", "train.prompts_per_step=2", "sampling.group_size=2"]
+    found["late"] = here.gather(at_step_1(folder / "late", here, lambda engine: None, *settings, base=folder))
+    return found
+
+
+WHAT = {"same": same_as_one_rank, "trouble": trouble}
 
 if __name__ == "__main__":
     what, place = sys.argv[1:]
     with ranks.joined() as joined:
-        result = WHAT[what](Path(place), joined)
+        result = {name: WHAT[name](Path(place), joined) for name in what.split(",")}
         if joined.first:
             print(json.dumps(result))
