@@ -43,6 +43,11 @@ reward_app = typer.Typer(
     "Example: `slmgrpo reward lint code_3b`",
     no_args_is_help=True,
 )
+launch_app = typer.Typer(
+    help="Start a recipe on a cluster.\n\nExample: `slmgrpo launch slurm code_3b --nodes 2 --gpus 8 --out runs/code`",
+    no_args_is_help=True,
+)
+app.add_typer(launch_app, name="launch")
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(reward_app, name="reward")
 app.add_typer(eval_app, name="eval")
@@ -155,6 +160,32 @@ def _train(
     longer = [f"slmgrpo train {typed} --set train.steps={2 * plan.steps}"] if typed else []
     following = [f"slmgrpo diagnose {outcome.run.path}", f"slmgrpo eval {outcome.run.path}", *longer]
     console.print("next: " + "\n      ".join(following), soft_wrap=True)
+
+
+@launch_app.command()
+def slurm(
+    recipe: RecipeArg,
+    out: Annotated[Path, typer.Option(help="Run directory, on a file system that all machines share.")],
+    nodes: Annotated[int, typer.Option(help="Machines.", min=1)] = 1,
+    gpus: Annotated[int, typer.Option(help="GPUs of each.", min=1)] = 8,
+    to: Annotated[Path | None, typer.Option(help="The script; by default NAME.slurm.")] = None,
+    overrides: SetOption = None,
+) -> None:
+    """Write a job script for Slurm's sbatch; submitted again it goes on with the run.
+
+    Example: `slmgrpo launch slurm code_3b --nodes 2 --gpus 8 --out runs/code`
+    """
+    from slmgrpo import launch
+    from slmgrpo import plan as plans
+    from slmgrpo.recipe_load import load
+
+    loaded = load(recipe, overrides or ())
+    plans.plan(loaded, gpus=gpus * nodes, nodes=nodes)
+    file = to or Path(f"{loaded.recipe.name}.slurm")
+    if file.exists():
+        raise RecipeError(f"{file}: is there already; choose another --to, or remove it")
+    file.write_text(launch.slurm_script(recipe, overrides or (), out, name=loaded.recipe.name, gpus=gpus, nodes=nodes))
+    typer.echo(f"{file}: add your partition and time, then `sbatch {file}`")
 
 
 @app.command()
