@@ -286,8 +286,8 @@ class Watch:
         if action == "warn":
             self.warn(name, message(name, what))
             return
-        way = f"To resume all the same add --set guards.actions.{name}=warn --allow-changes"
-        raise GuardStop(name, f"{message(name, what)}. {way}")
+        way = f". To resume all the same add --set guards.actions.{name}=warn --allow-changes"
+        raise GuardStop(name, message(name, what) + ("" if name == "rank_equality" else way))
 
     def warn(self, name: GuardName, text: str) -> None:
         log.warning("%s", text)

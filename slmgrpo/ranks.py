@@ -114,16 +114,10 @@ class Ranks:
             distributed.broadcast(flat, src=0)
             _put(flat, parameters)
 
-    def agree(self, what: str, fingerprint: str) -> None:
-        """Raise RunError on all ranks where one holds another `what` than rank 0."""
-        found = self.gather(fingerprint)
-        other = [str(rank) for rank, value in enumerate(found) if value != found[0]]
-        if other:
-            raise RunError(
-                f"{what} of rank {', '.join(other)} is not that of rank 0: since the last checkpoint the ranks were "
-                "training different models. The usual reasons are a faulty GPU or link, or code that changes the "
-                "adapter on one rank; resume, and on the same rank again leave that GPU out"
-            )
+    def others(self, value: str) -> list[int]:
+        """Ranks that hold another value than rank 0, the same list on every rank."""
+        found = self.gather(value)
+        return [rank for rank, other in enumerate(found) if other != found[0]]
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:

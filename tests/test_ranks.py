@@ -101,7 +101,7 @@ def test_a_signal_to_one_rank_saves_and_ends_all_at_the_same_step(trouble: dict[
 
 def test_another_adapter_on_one_rank_stops_all_with_a_message(trouble: dict[str, Any]) -> None:
     ends = trouble["other adapter"]["ends"]
-    assert all("RunError: step 2: the adapter of rank 1 is not that of rank 0" in end for end in ends)
+    assert all("guard rank_equality: step 2: the adapter of rank 1 is not that of rank 0" in end for end in ends)
     assert trouble["other adapter"]["state"] == "failed"
     assert trouble["other adapter"]["checkpoints"] == []
 
@@ -132,7 +132,7 @@ def test_of_errors_and_signals_all_ranks_raise_the_same() -> None:
 def test_a_rank_alone_shares_with_itself() -> None:
     assert ALONE.own([1, 2]) == [1, 2]
     assert ALONE.gather_shares([1, 2]) == [1, 2]
-    ALONE.agree("the adapter", "x")
+    assert ALONE.others("x") == []
     with pytest.raises(ValueError, match="as it is"), ALONE.together():
         raise ValueError("as it is")
 

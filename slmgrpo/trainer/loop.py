@@ -185,8 +185,12 @@ def _record(ctx: Context, lines: Sequence[dict[str, Any]], groups: Sequence[Grou
 
 
 def _ranks_agree(ctx: Context) -> None:
+    """Ranks with the same adapter, bit for bit, train one model."""
     if ctx.ranks.world > 1:
-        ctx.ranks.agree(f"step {ctx.step}: the adapter", fingerprint(ctx.policy.trainable()))
+        other = ctx.ranks.others(fingerprint(ctx.policy.trainable()))
+        if other:
+            what = f"step {ctx.step}: the adapter of rank {', '.join(map(str, other))} is not that of rank 0"
+            ctx.guards.breach("rank_equality", what, other)
 
 
 def _work(ctx: Context, groups: Sequence[Group], weights: list[list[float]]) -> Work:
