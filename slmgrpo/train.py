@@ -7,7 +7,7 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,17 +17,16 @@ from typing import TYPE_CHECKING, Any
 from slmgrpo import __version__, cold_start, data, model, prompts, pulse, trackers
 from slmgrpo import run as runs
 from slmgrpo.callbacks import Observer
-from slmgrpo.errors import PlanError, RecipeError, RunError, SlmgrpoError
+from slmgrpo.errors import PlanError, RunError, SlmgrpoError
 from slmgrpo.eval import during
 from slmgrpo.guards import GuardStop, Watch
 from slmgrpo.interrupt import Interrupted, Interrupts
 from slmgrpo.plan import Plan
+from slmgrpo.questions import check_lengths, log_data, prompted_of
 from slmgrpo.ranks import ALONE, Ranks
-from slmgrpo.recipe import Recipe, Source
+from slmgrpo.recipe import Recipe
 from slmgrpo.resume import accept, begin
-from slmgrpo.rewards.base import Reward
 from slmgrpo.rewards.pool import Pool
-from slmgrpo.rewards.shuffle import one_letter_baseline, shuffle_options
 from slmgrpo.rollout.engine import Engine
 from slmgrpo.rollout.groups import Prompted
 from slmgrpo.rules import rows_of, rules_of, sandbox_of
@@ -35,7 +34,7 @@ from slmgrpo.run import RunDir
 from slmgrpo.trainer import resolved, trl_config
 
 if TYPE_CHECKING:
-    from slmgrpo.trainer import loop
+    from slmgrpo.trainer import context
 
 log = logging.getLogger("slmgrpo")
 
@@ -86,7 +85,7 @@ def train(
         import torch
 
         from slmgrpo.rollout.unsloth import for_this_machine
-        from slmgrpo.trainer import loop
+        from slmgrpo.trainer import context
 
         with ranks.together(interrupts):
             pool = stack.enter_context(
@@ -101,11 +100,11 @@ def train(
             recipe, changed = for_this_machine(recipe, cuda=torch.cuda.is_available())
             policy = model.load(recipe, max_length=plan.max_length, sequences=plan.completions_per_rank)
             prompts.set_chat_template(policy.tokenizer, recipe.model, base)
-            prompted = _prompted(train_rows, recipe.data.train, train_rules, recipe, policy.tokenizer)
-            heldout = _prompted(heldout_rows, recipe.data.heldout, heldout_rules, recipe, policy.tokenizer)
-            _check_lengths(train_rows, prompted, recipe)
-            cold_rows = _cold_rows(recipe, base)
-            engine, optimizer = _engine(recipe, plan, policy), loop.optimizer_of(recipe.optimizer, policy)
+            prompted = prompted_of(train_rows, recipe.data.train, train_rules, recipe, policy.tokenizer)
+            heldout = prompted_of(heldout_rows, recipe.data.heldout, heldout_rules, recipe, policy.tokenizer)
+            check_lengths(train_rows, prompted, recipe)
+            cold_rows = cold_start.rows_of(recipe, base)
+            engine, optimizer = _engine(recipe, plan, policy), context.optimizer_of(recipe.optimizer, policy)
             suites.check(policy, engine)
             sampler = data.PromptSampler([p.row for p in prompted.values()], recipe.seed, recipe.train.prompts_per_step)
         run = resume or _new_run(asked, plan, base, out, ranks)
@@ -122,11 +121,11 @@ def train(
         for note in suites.notes:
             log.warning("%s", note)
             watched.warn(note)
-        _log_data(recipe, (train_rows, prompted), (heldout_rows, heldout))
+        log_data(recipe, (train_rows, prompted), (heldout_rows, heldout))
         if cold_rows:
-            policy = _cold_started(recipe, plan, policy, cold_rows, run, base, watched)
-            engine, optimizer = _engine(recipe, plan, policy), loop.optimizer_of(recipe.optimizer, policy)
-        ctx = loop.Context(
+            policy = cold_start.started(recipe, plan, policy, cold_rows, run, base, watched)
+            engine, optimizer = _engine(recipe, plan, policy), context.optimizer_of(recipe.optimizer, policy)
+        ctx = context.Context(
             recipe=recipe,
             plan=plan,
             run=run,
@@ -136,7 +135,7 @@ def train(
             sampler=sampler,
             prompted=prompted,
             optimizer=optimizer,
-            scheduler=loop.scheduler_of(recipe.optimizer, optimizer, plan),
+            scheduler=context.scheduler_of(recipe.optimizer, optimizer, plan),
             observer=watched,
             interrupts=interrupts,
             ranks=ranks,
@@ -167,10 +166,10 @@ def _warn(observer: Observer, text: str) -> None:
     observer.warn(text)
 
 
-def _run(ctx: loop.Context) -> Outcome:
+def _run(ctx: context.Context) -> Outcome:
     """Restore, evaluate, train, evaluate; whatever ends it early leaves a directory that can be resumed."""
     from slmgrpo.dynamics.probe import Probe
-    from slmgrpo.trainer import loop, trl
+    from slmgrpo.trainer import context, loop, trl
 
     run, by_trl = ctx.run, ctx.recipe.trainer == "trl"
     try:
@@ -183,7 +182,7 @@ def _run(ctx: loop.Context) -> Outcome:
                     + f"\nremove {run.checkpoints} to begin this run again at step 0, or start a new one"
                 )
             if checkpoint:
-                loop.restore(ctx, checkpoint)
+                context.restore(ctx, checkpoint)
         with ctx.ranks.together():
             for message in damaged + (run.rewind(ctx.step) if ctx.ranks.first else []):
                 log.warning("%s", message)
@@ -206,7 +205,7 @@ def _run(ctx: loop.Context) -> Outcome:
     except Interrupted as stop:
         with ctx.interrupts.held():
             if ctx.step and ctx.whole:
-                (trl if by_trl else loop).save(ctx)
+                (trl if by_trl else context).save(ctx)
             _end(ctx, "interrupted", signal=str(stop))
         stop.saved = _ways_on(ctx)
         raise
@@ -215,7 +214,7 @@ def _run(ctx: loop.Context) -> Outcome:
         raise
     except SlmgrpoError as error:
         if isinstance(error, GuardStop) and error.save and ctx.step and ctx.whole:
-            (trl if by_trl else loop).save(ctx)
+            (trl if by_trl else context).save(ctx)
         _end(ctx, "failed", error=str(error), warnings=ctx.guards.warnings)
         raise RunError(f"{error}\n{_ways_on(ctx)}") from error
     except Exception as error:
@@ -228,7 +227,7 @@ def _run(ctx: loop.Context) -> Outcome:
         run.unlock()
 
 
-def _record(ctx: loop.Context, state: str) -> None:
+def _record(ctx: context.Context, state: str) -> None:
     with ctx.ranks.together():
         if not ctx.ranks.first:
             return
@@ -237,7 +236,7 @@ def _record(ctx: loop.Context, state: str) -> None:
             ctx.run.write_json("resolved.json", resolved.of_loop(ctx))
 
 
-def _end(ctx: loop.Context, state: str, **more: Any) -> None:
+def _end(ctx: context.Context, state: str, **more: Any) -> None:
     """Write the state of a run that ends early; a full disk must not hide why it ends."""
     if ctx.ranks.first:
         with suppress(OSError):
@@ -245,10 +244,10 @@ def _end(ctx: loop.Context, state: str, **more: Any) -> None:
 
 
 def _evaluate(
-    ctx: loop.Context, heldout: dict[str, Prompted], suites: during.Suites, step: int
+    ctx: context.Context, heldout: dict[str, Prompted], suites: during.Suites, step: int
 ) -> dict[str, Any] | None:
     """Held-out rows and suites at this step, recorded with their cost; returns the held-out scores."""
-    from slmgrpo.trainer import loop, trl
+    from slmgrpo.trainer import context, trl
 
     if not heldout and not suites.read:
         return None
@@ -264,13 +263,13 @@ def _evaluate(
         interrupts=ctx.interrupts,
     )
     seconds = time.perf_counter() - started
-    save = partial((trl if ctx.recipe.trainer == "trl" else loop).save, ctx)
+    save = partial((trl if ctx.recipe.trainer == "trl" else context).save, ctx)
     with ctx.interrupts.held():
         ctx.observer.stage(suites.record(ctx.run, step, metrics, seconds=seconds, save=save))
     return scores
 
 
-def _heldout(ctx: loop.Context, heldout: dict[str, Prompted], step: int) -> dict[str, Any] | None:
+def _heldout(ctx: context.Context, heldout: dict[str, Prompted], step: int) -> dict[str, Any] | None:
     """Held-out scores at this step; taken from the run directory where they are there already."""
     from slmgrpo.eval import runner
 
@@ -296,86 +295,6 @@ def _heldout(ctx: loop.Context, heldout: dict[str, Prompted], step: int) -> dict
         if ctx.ranks.first:
             runner.write(ctx.run, step, scores, graded, rows)
     return scores.as_json()
-
-
-def _prompted(
-    rows: Sequence[data.Row],
-    sources: Sequence[Source],
-    rules: Sequence[tuple[Reward, ...]],
-    recipe: Recipe,
-    tokenizer: Any,
-) -> dict[str, Prompted]:
-    """Rendered prompts by row id, those within prompt.max_tokens; options shuffled where a source asks for it."""
-    orders = [sources[row["source_index"]].shuffle_options for row in rows]
-    plain = [
-        _shuffled(row, recipe.seed, None) if order == "item" else row for row, order in zip(rows, orders, strict=True)
-    ]
-    kept = {}
-    for row, order, rendered in zip(plain, orders, prompts.render_all(plain, recipe.prompt, tokenizer), strict=True):
-        if len(rendered.ids) > recipe.prompt.max_tokens:
-            continue
-        own = rules[row["source_index"]]
-        variants: tuple[Prompted, ...] = ()
-        if order == "member":
-            turned = [_shuffled(row, recipe.seed, member) for member in range(recipe.sampling.group_size)]
-            seen = prompts.render_all(turned, recipe.prompt, tokenizer)
-            variants = tuple(Prompted(r, p.ids, p.prefill, own) for r, p in zip(turned, seen, strict=True))
-        kept[row["id"]] = Prompted(row, rendered.ids, rendered.prefill, own, variants)
-    return kept
-
-
-def _shuffled(row: data.Row, seed: int, member: int | None) -> data.Row:
-    if not row.get("choices") or prompts.question(row) == row["question"]:
-        raise RecipeError(
-            f"shuffle_options: {row['id']} has no `choices`, or its question lists them itself; take it out"
-        )
-    return shuffle_options(row, seed=seed, member=member)
-
-
-def _cold_rows(recipe: Recipe, base: Path) -> data.Rows | None:
-    if recipe.cold_start is None:
-        return None
-    return data.load_sources(
-        recipe.cold_start.data, base=base, need={cold_start.SOLUTION} | prompts.columns(recipe.prompt)
-    )
-
-
-def _cold_started(
-    recipe: Recipe, plan: Plan, policy: model.Policy, rows: data.Rows, run: RunDir, base: Path, observer: Observer
-) -> model.Policy:
-    """The policy after the cold start, which a resumed run finds done; merged into a new base where the recipe asks."""
-    folder = run.path / "cold_start"
-    adapter = folder / "adapter"
-    if not (adapter / "adapter_model.safetensors").exists():
-        observer.stage(f"cold start: {recipe.cold_start.steps if recipe.cold_start else 0} steps on worked solutions")
-        with _kept(run):
-            cold_start.cold_start(policy, rows, recipe, folder)
-    if recipe.merge_adapter:
-        log.info("the cold start's adapter is merged: the reference is the model after it")
-        policy = model.load(recipe.model_copy(update={"adapter": str(adapter)}), max_length=plan.max_length)
-        prompts.set_chat_template(policy.tokenizer, recipe.model, base)
-    else:
-        log.info("the cold start's adapter is continued: the reference (adapter off) is the model before it")
-        policy.load_adapter(adapter)
-    return policy
-
-
-@contextmanager
-def _kept(run: RunDir) -> Iterator[None]:
-    """What ends the cold start leaves a run that begins with it again."""
-    way = f"{run.path} is kept (before step 1); resume with `slmgrpo train --resume {run.path}`"
-    try:
-        yield
-    except Interrupted as stop:
-        run.status("interrupted", 0, signal=str(stop))
-        stop.saved = way
-        raise
-    except Exception as error:
-        log.error("%s", traceback.format_exc())
-        reason = str(error) if isinstance(error, SlmgrpoError) else f"{type(error).__name__}: {error}".splitlines()[0]
-        with suppress(OSError):
-            run.status("failed", 0, error=reason)
-        raise RunError(f"cold start: {reason}\n{way}") from error
 
 
 def _engine(recipe: Recipe, plan: Plan, policy: model.Policy) -> Engine:
@@ -412,36 +331,12 @@ def _new_run(recipe: Recipe, plan: Plan, base: Path, out: Path | None, ranks: Ra
     return run or RunDir(path)
 
 
-def _check_lengths(rows: data.Rows, kept: dict[str, Prompted], recipe: Recipe) -> None:
-    """A source without a prompt that is short enough would vanish from the mixture."""
-    left = {prompted.row["source_index"] for prompted in kept.values()}
-    lost = sorted({row["source_index"] for row in rows} - left)
-    if lost:
-        names = ", ".join(recipe.data.train[index].source for index in lost)
-        raise RecipeError(
-            f"data.train: every prompt of {names} is longer than prompt.max_tokens={recipe.prompt.max_tokens}; raise it"
-        )
-
-
-def _log_data(recipe: Recipe, *parts: tuple[data.Rows, dict[str, Prompted]]) -> None:
-    for rows, kept in parts:
-        log.info("%d rows, %d prompts within %d tokens", len(rows), len(kept), recipe.prompt.max_tokens)
-        for note in rows.notes:
-            log.warning("%s", note)
-        choice = [prompted.row for prompted in kept.values() if prompted.row.get("choices")]
-        if choice:
-            always = one_letter_baseline(choice)
-            log.info(
-                "always naming %s would be right in %.1f %% of %d rows", always.letter, 100 * always.share, always.rows
-            )
-
-
 def _saved_scores(run: RunDir, step: int) -> dict[str, Any] | None:
     path = run.eval_dir(step, "heldout") / "scores.json"
     return run.read_json(str(path.relative_to(run.path))) if path.exists() else None
 
 
-def _ways_on(ctx: loop.Context) -> str:
+def _ways_on(ctx: context.Context) -> str:
     path = ctx.run.path
     log_file = max(path.glob("logs/attempt_*/rank_0.log"), default=None)
     state = f"resume with `slmgrpo train --resume {path}`"

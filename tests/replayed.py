@@ -19,7 +19,7 @@ from slmgrpo.recipe import Recipe
 from slmgrpo.rollout.engine import Completion
 from slmgrpo.rollout.groups import Group, Member, Prompted
 from slmgrpo.run import Clock
-from slmgrpo.trainer import loop
+from slmgrpo.trainer import context, update
 from slmgrpo.trainer.advantages import advantages
 
 
@@ -84,7 +84,7 @@ def loop_gradient(
     absent: Any = None
     engine: Any = SimpleNamespace(name="replayed")
     recipe = recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"max_grad_norm": 1e30})})
-    ctx = loop.Context(
+    ctx = context.Context(
         recipe=recipe,
         plan=plan,
         run=absent,
@@ -103,9 +103,9 @@ def loop_gradient(
         packed=packed,
     )
     rewards = [[member.reward for member in group.members] for group in groups]
-    micros = loop._work(ctx, groups, advantages(rewards, recipe.loss.scale_rewards)).micros
-    loop._optimise(ctx, groups, micros, Clock())
+    micros = update.work_of(ctx, groups, advantages(rewards, recipe.loss.scale_rewards)).micros
+    update.optimise(ctx, groups, micros, Clock())
     if before_second_update is not None:
         before_second_update()
-        loop._optimise(ctx, groups, micros, Clock())
+        update.optimise(ctx, groups, micros, Clock())
     return found[-1]

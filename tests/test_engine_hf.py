@@ -202,7 +202,7 @@ def test_packed_layers_write_what_the_others_write(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(fold_module, "PACKED_BYTES", range(10**9))
     stands = fold(model)
     assert [type(stand.folded) for stand in stands] == [fold_module.Packed] * 15  # the head too
-    x = torch.randn(3, 2, stands[0].layer.in_features)
+    x = torch.randn(3, 2, model.config.hidden_size)
     torch.testing.assert_close(stands[0].folded(x), stands[0].layer(x), atol=1e-5, rtol=1e-5)
     packed = write(model, requests)
     assert {key: c.token_ids for key, c in packed.items()} == {key: c.token_ids for key, c in plain.items()}

@@ -19,7 +19,7 @@ from slmgrpo.rollout.groups import Group
 from slmgrpo.trainer import losses
 from slmgrpo.trainer.advantages import advantages
 from slmgrpo.trainer.logprobs import TokenRow, log_probs
-from slmgrpo.trainer.loop import _pad
+from slmgrpo.trainer.update import _pad
 
 MAX_TOKENS = 6
 RECIPE = load("quickstart", [f"sampling.max_tokens={MAX_TOKENS}", "sampling.temperature=0.8"]).recipe

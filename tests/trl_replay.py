@@ -187,6 +187,7 @@ class Sides:
             ),
             train_dataset=Dataset.from_list([{"prompt": "a"}] * GROUPS * SIZE),
         )
+        assert trainer.model is not None
         trainer.model.train()
         return trainer
 

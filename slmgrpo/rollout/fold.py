@@ -48,7 +48,7 @@ def fold(model: nn.Module) -> list[Stand]:
     Layers of other kinds keep their own forward pass.
     """
     size = sum(p.numel() * p.element_size() for p in model.parameters())
-    pack = size in PACKED_BYTES and torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+    pack = size in PACKED_BYTES and torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
     return [stand for parent in _outer(model) for stand in _stands(parent, pack)]
 
 
@@ -77,7 +77,10 @@ def _stands(parent: nn.Module, pack: bool) -> Iterator[Stand]:
             continue
         if base.weight.device.type != "cpu" or base.weight.dtype != torch.float32:
             continue
-        weight = base.weight + sum(layer.get_delta_weight(adapter) for adapter in active) if active else base.weight
+        weight = base.weight
+        if active:
+            assert isinstance(layer, Linear)
+            weight = weight + sum(layer.get_delta_weight(adapter) for adapter in active)
         yield Stand(parent, name, layer, Packed(weight, base.bias) if pack else _linear(weight, base.bias))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from slmgrpo.trainer.loop import Context
+    from slmgrpo.trainer.context import Context
 
 
 def of_loop(ctx: Context) -> dict[str, Any]:

@@ -30,7 +30,8 @@ from slmgrpo.rollout.groups import Group, generate_and_grade
 from slmgrpo.run import Clock
 from slmgrpo.trainer import trl_config
 from slmgrpo.trainer.advantages import advantages
-from slmgrpo.trainer.loop import Context, passes
+from slmgrpo.trainer.context import Context
+from slmgrpo.trainer.loop import passes
 
 log = logging.getLogger("slmgrpo")
 

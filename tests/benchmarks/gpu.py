@@ -238,7 +238,7 @@ def by_trl(
     trainer = GRPOTrainer(
         model=policy,
         processing_class=tokenizer,
-        reward_funcs=[from_trace],
+        reward_funcs=[from_trace],  # pyright: ignore[reportArgumentType]  TRL calls it by keywords
         args=GRPOConfig(
             output_dir=str(model.parent / arm),
             max_steps=STEPS,
@@ -294,7 +294,7 @@ def by_loop(
     from slmgrpo.rollout.engine import Completion
     from slmgrpo.rollout.groups import Group, Member, Prompted
     from slmgrpo.run import Clock
-    from slmgrpo.trainer import loop
+    from slmgrpo.trainer import context, update
     from slmgrpo.trainer.advantages import advantages
 
     settings = [
@@ -313,7 +313,7 @@ def by_loop(
     recipe = load_recipe("quickstart", settings).recipe
     planned = plan(recipe)
     policy = load(recipe, max_length=planned.max_length)
-    optimizer = loop.optimizer_of(recipe.optimizer, policy)
+    optimizer = context.optimizer_of(recipe.optimizer, policy)
     watch = Watch(recipe.guards, print)
     watch.begin(policy.trainable())
     given: dict[str, Any] = {
@@ -321,16 +321,16 @@ def by_loop(
         "plan": planned,
         "policy": policy,
         "optimizer": optimizer,
-        "scheduler": loop.scheduler_of(recipe.optimizer, optimizer, planned),
+        "scheduler": context.scheduler_of(recipe.optimizer, optimizer, planned),
         "engine": SimpleNamespace(name="replayed"),
         "observer": Silent(),
         "guards": watch,
         "ranks": ALONE,
         "prompted": {},
     }
-    needed = [f.name for f in fields(loop.Context) if f.default is MISSING and f.default_factory is MISSING]
+    needed = [f.name for f in fields(context.Context) if f.default is MISSING and f.default_factory is MISSING]
     absent: dict[str, Any] = dict.fromkeys(needed)
-    ctx = loop.Context(**absent | given)
+    ctx = context.Context(**absent | given)
     groups = [
         Group(
             Prompted({"id": str(i)}, tuple(prompt), "", ()),
@@ -344,8 +344,8 @@ def by_loop(
     micros: list[Any] = []
     mark()
     for _ in range(STEPS):
-        micros = loop._work(ctx, groups, advantages(rewards, recipe.loss.scale_rewards)).micros
-        loop._optimise(ctx, groups, micros, Clock())
+        micros = update.work_of(ctx, groups, advantages(rewards, recipe.loss.scale_rewards)).micros
+        update.optimise(ctx, groups, micros, Clock())
         mark()
     assert micros, "no group of the trace has a signal"
     kind = type(policy.model.get_base_model()).__module__.partition(".")[0]

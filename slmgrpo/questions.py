@@ -1,0 +1,75 @@
+"""The questions of a run: rows rendered as prompts, those short enough, options shuffled; what the log says of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from slmgrpo import data, prompts
+from slmgrpo.errors import RecipeError
+from slmgrpo.recipe import Recipe, Source
+from slmgrpo.rewards.base import Reward
+from slmgrpo.rewards.shuffle import one_letter_baseline, shuffle_options
+from slmgrpo.rollout.groups import Prompted
+
+log = logging.getLogger("slmgrpo")
+
+
+def prompted_of(
+    rows: Sequence[data.Row],
+    sources: Sequence[Source],
+    rules: Sequence[tuple[Reward, ...]],
+    recipe: Recipe,
+    tokenizer: Any,
+) -> dict[str, Prompted]:
+    """Rendered prompts by row id, those within prompt.max_tokens; options shuffled where a source asks for it."""
+    orders = [sources[row["source_index"]].shuffle_options for row in rows]
+    plain = [
+        _shuffled(row, recipe.seed, None) if order == "item" else row for row, order in zip(rows, orders, strict=True)
+    ]
+    kept = {}
+    for row, order, rendered in zip(plain, orders, prompts.render_all(plain, recipe.prompt, tokenizer), strict=True):
+        if len(rendered.ids) > recipe.prompt.max_tokens:
+            continue
+        own = rules[row["source_index"]]
+        variants: tuple[Prompted, ...] = ()
+        if order == "member":
+            turned = [_shuffled(row, recipe.seed, member) for member in range(recipe.sampling.group_size)]
+            seen = prompts.render_all(turned, recipe.prompt, tokenizer)
+            variants = tuple(Prompted(r, p.ids, p.prefill, own) for r, p in zip(turned, seen, strict=True))
+        kept[row["id"]] = Prompted(row, rendered.ids, rendered.prefill, own, variants)
+    return kept
+
+
+def _shuffled(row: data.Row, seed: int, member: int | None) -> data.Row:
+    if not row.get("choices") or prompts.question(row) == row["question"]:
+        raise RecipeError(
+            f"shuffle_options: {row['id']} has no `choices`, or its question lists them itself; take it out"
+        )
+    return shuffle_options(row, seed=seed, member=member)
+
+
+def check_lengths(rows: data.Rows, kept: dict[str, Prompted], recipe: Recipe) -> None:
+    """A source without a prompt that is short enough would vanish from the mixture."""
+    left = {prompted.row["source_index"] for prompted in kept.values()}
+    lost = sorted({row["source_index"] for row in rows} - left)
+    if lost:
+        names = ", ".join(recipe.data.train[index].source for index in lost)
+        raise RecipeError(
+            f"data.train: every prompt of {names} is longer than prompt.max_tokens={recipe.prompt.max_tokens}; raise it"
+        )
+
+
+def log_data(recipe: Recipe, *parts: tuple[data.Rows, dict[str, Prompted]]) -> None:
+    """Counts, the readers' notes, and what always naming one letter would score; parts: rows and their prompts."""
+    for rows, kept in parts:
+        log.info("%d rows, %d prompts within %d tokens", len(rows), len(kept), recipe.prompt.max_tokens)
+        for note in rows.notes:
+            log.warning("%s", note)
+        choice = [prompted.row for prompted in kept.values() if prompted.row.get("choices")]
+        if choice:
+            always = one_letter_baseline(choice)
+            log.info(
+                "always naming %s would be right in %.1f %% of %d rows", always.letter, 100 * always.share, always.rows
+            )
