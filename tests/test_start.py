@@ -71,6 +71,6 @@ def test_a_merged_adapter_becomes_the_base_under_a_fresh_one(taught: RunDir, tmp
 
 
 def test_an_adapter_of_other_settings_is_refused(taught: RunDir, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="use the same lora settings"):
+    with pytest.raises(RecipeError, match="use the lora settings that it was trained with"):
         trained(tmp_path / "run", f"adapter={taught.path}", "lora.layers=first:1")
     assert not (tmp_path / "run").exists()
