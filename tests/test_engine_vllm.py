@@ -312,7 +312,9 @@ def test_an_engine_that_dies_says_what_to_try(tmp_path: Path) -> None:
 def test_a_diverged_model_ends_the_run() -> None:
     engine, policy = start(recipe_of())
     with torch.no_grad():
-        next(p for _, p in policy.trainable()).fill_(torch.nan)
+        for _, p in policy.trainable():
+            p.fill_(torch.nan)
+    engine.sync(1)
     with pytest.raises(RunError, match="not finite"):
         write(engine, ask())
     engine.close()
