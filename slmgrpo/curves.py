@@ -74,9 +74,8 @@ def read(path: Path) -> Curves:
     if not lines:
         raise RecipeError(f"{path}: no steps yet; ask again when the first one is done")
     updates = recipe["train"]["updates_per_rollout"]
-    status = run.read_json("status.json") if (path / "status.json").exists() else {"state": "running"}
     return Curves(
-        state=status["state"],
+        state=run.state() if (path / "status.json").exists() else "running",
         steps=lines[-1]["step"],
         updates=updates,
         rollouts=tuple(line for line in lines if (line["step"] - 1) % updates == 0),

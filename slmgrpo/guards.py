@@ -185,43 +185,42 @@ def rule_errors(groups: Sequence[Group]) -> dict[str, list[str]]:
     return found
 
 
+Figure = Callable[[Mapping[str, Any]], float | None]
+"""A guard's figure in a metrics line; None: this step says nothing about it."""
+
+
+def _metric(key: str) -> Figure:
+    return lambda line: line.get(key)
+
+
+def _unsolved(key: str, *, share: float = 0.0) -> Figure:
+    """A figure of the unsolved groups, where they are at least this share of all."""
+
+    def figure(line: Mapping[str, Any]) -> float | None:
+        unsolved = line.get("unsolved") or {}
+        return unsolved.get(key) if (unsolved.get("share") or 0.0) >= share else None
+
+    return figure
+
+
+OVER_STEPS: dict[GuardName, tuple[Figure, Callable[[float, Guards], bool]]] = {
+    "unique": (_unsolved("variety", share=ENOUGH), lambda value, limits: value < limits.unique),
+    "truncated": (_metric("truncated"), lambda value, limits: value > limits.truncated),
+    "silent": (_unsolved("silent"), lambda value, limits: value > limits.silent),
+    "entropy": (_unsolved("entropy", share=ENOUGH), lambda value, limits: value < limits.entropy),
+    "nonfinite": (lambda line: float(bool(line.get("nonfinite"))), lambda value, limits: value > 0),
+    "adapter_moved": (_metric("adapter_change"), lambda value, limits: not value > limits.adapter_moved),
+    "sampler_gap": (_metric("sampler_gap"), lambda value, limits: value > limits.sampler_gap),
+}
+"""Guards that are judged by metrics lines: the figure, and whether it is beyond its limit (a NaN is no movement). The
+others are judged where their figure arises."""
+
+
 def passed(name: GuardName, line: Mapping[str, Any], limits: Guards) -> tuple[float | None, bool]:
-    """A guard's figure in a metrics line and whether it is beyond its limit; None: this step says nothing about it."""
-    unsolved = line.get("unsolved") or {}
-    enough = (unsolved.get("share") or 0.0) >= ENOUGH
-    if name == "unique":
-        value = unsolved.get("variety") if enough else None
-        return value, value is not None and value < limits.unique
-    if name == "truncated":
-        value = line.get("truncated")
-        return value, value is not None and value > limits.truncated
-    if name == "silent":
-        value = unsolved.get("silent")
-        return value, value is not None and value > limits.silent
-    if name == "entropy":
-        value = unsolved.get("entropy") if enough else None
-        return value, value is not None and value < limits.entropy
-    if name == "nonfinite":
-        return float(bool(line.get("nonfinite"))), bool(line.get("nonfinite"))
-    if name == "adapter_moved":
-        value = line.get("adapter_change")
-        return value, value is not None and not value > limits.adapter_moved
-    if name == "sampler_gap":
-        value = line.get("sampler_gap")
-        return value, value is not None and value > limits.sampler_gap
-    return None, False
-
-
-OVER_STEPS: tuple[GuardName, ...] = (
-    "unique",
-    "truncated",
-    "silent",
-    "entropy",
-    "nonfinite",
-    "adapter_moved",
-    "sampler_gap",
-)
-"""Guards that `passed` judges by metrics lines; the others are judged where their figure arises."""
+    """A guard's figure in a metrics line and whether it is beyond its limit."""
+    figure, beyond = OVER_STEPS[name]
+    value = figure(line)
+    return value, value is not None and beyond(value, limits)
 
 
 def limit_of(name: GuardName, limits: Guards) -> Any:

@@ -17,6 +17,7 @@ from slmgrpo import pulse
 from slmgrpo.errors import PlanError, RecipeError, RunError
 from slmgrpo.interrupt import Interrupted
 from slmgrpo.ranks import LAUNCHER
+from slmgrpo.run import RunDir
 
 SHUTDOWN_S = 45
 """When one worker has failed or a signal came, so long the others may take to save and end; then they are killed."""
@@ -67,7 +68,9 @@ def launch(arguments: Sequence[str], run: Path, *, gpus: int, nodes: int = 1, re
     except SignalException as stop:
         raise Interrupted(stop.sigval.value) from None
     except ChildFailedError as failed:
-        raise _what_failed(failed, run) from None
+        error = _what_failed(failed, run)
+        _note(error, run)
+        raise error from None
 
 
 def _what_failed(failed: Any, run: Path) -> BaseException:
@@ -86,6 +89,13 @@ def _what_failed(failed: Any, run: Path) -> BaseException:
         return RecipeError("")
     rest = f"; see {run}/logs; resume with `slmgrpo train --resume {run}`" if (run / "recipe.json").is_file() else ""
     return RunError(f"{where}: {how}, and the other ranks were stopped{rest}")
+
+
+def _note(error: BaseException, run: Path) -> None:
+    """Into status.json, where the first rank was killed and could not say it."""
+    directory = RunDir(run)
+    if (run / "status.json").is_file() and directory.state() == "killed":
+        directory.status("failed", directory.read_json("status.json")["step"], error=str(error))
 
 
 def _meeting(nodes: int, rendezvous: str | None) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def plan(
         recipe, base = recipe.recipe, base or recipe.base
     base = base or Path.cwd()
     train, sampling, optimizer = recipe.train, recipe.sampling, recipe.optimizer
-    _check_ranks(recipe, gpus)
+    _check_ranks(recipe, gpus, nodes)
     if recipe.eval != Evaluation():
         from slmgrpo.eval.during import suites_of
 
@@ -133,7 +133,7 @@ def plan(
     )
 
 
-def _check_ranks(recipe: Recipe, gpus: int) -> None:
+def _check_ranks(recipe: Recipe, gpus: int, nodes: int) -> None:
     prompts = recipe.train.prompts_per_step
     if gpus < 1:
         raise PlanError(f"plan: {gpus} GPUs; write --gpus 1 or more (1 on a CPU)")
@@ -150,12 +150,14 @@ def _check_ranks(recipe: Recipe, gpus: int) -> None:
         return
     lower = prompts // gpus * gpus
     sizes = [str(size) for size in (lower, lower + gpus) if size]
-    below = next(count for count in range(min(gpus, prompts), 0, -1) if prompts % count == 0)
-    above = next((count for count in range(gpus, min(prompts, 64 * gpus) + 1) if prompts % count == 0), None)
+    each = gpus // nodes  # --gpus counts those of one machine
+    below = next((count for count in range(min(each, prompts), 0, -1) if prompts % (count * nodes) == 0), None)
+    above = next((count for count in range(each, min(prompts, 64 * each) + 1) if prompts % (count * nodes) == 0), None)
     counts = [str(count) for count in (below, above) if count]
     raise PlanError(
         f"plan: train.prompts_per_step={prompts} on {gpus} GPUs is not the same number of whole groups for each; "
-        f"use --set train.prompts_per_step={' or '.join(sizes)}, or --gpus {' or '.join(counts)}"
+        f"use --set train.prompts_per_step={' or '.join(sizes)}"
+        + (f", or --gpus {' or '.join(counts)}" if counts else "")
     )
 
 

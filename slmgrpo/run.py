@@ -88,6 +88,21 @@ class RunDir:
         now = datetime.now().isoformat(timespec="seconds")
         self.write_json("status.json", {"state": state, "step": step, "pid": os.getpid(), "time": now, **more})
 
+    def state(self) -> str:
+        """What status.json says, or killed: it says running, and no process holds the lock any more."""
+        said = self.read_json("status.json")["state"]
+        return "killed" if said == "running" and not self._locked() else said
+
+    def _locked(self) -> bool:
+        try:
+            with (self.path / "lock").open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return False
+
     def lock(self) -> None:
         """Refuse a second process in this directory; the lock goes with the process."""
         file = (self.path / "lock").open("w")

@@ -15,7 +15,7 @@ from slmgrpo.guards import Watch
 from slmgrpo.model import Policy
 from slmgrpo.plan import Plan
 from slmgrpo.ranks import ALONE
-from slmgrpo.recipe import Recipe
+from slmgrpo.recipe import Action, GuardName, Recipe
 from slmgrpo.rollout.engine import Completion
 from slmgrpo.rollout.groups import Group, Member, Prompted
 from slmgrpo.run import Clock
@@ -54,6 +54,33 @@ def flat_gradient(policy: Policy) -> Tensor:
     return torch.cat(parts)
 
 
+def context_of(
+    policy: Policy, recipe: Recipe, plan: Plan, *, optimizer: Any, scheduler: Any, packed: bool | None = None
+) -> context.Context:
+    """What an optimizer step needs, and nothing that writes, grades, saves or evaluates."""
+    absent: Any = None
+    engine: Any = SimpleNamespace(name="replayed")
+    no_sampler: dict[GuardName, Action] = {"engine_parity": "off", "sampler_gap": "off"}
+    return context.Context(
+        recipe=recipe,
+        plan=plan,
+        run=absent,
+        policy=policy,
+        engine=engine,
+        pool=absent,
+        sampler=absent,
+        prompted={},
+        optimizer=optimizer,
+        scheduler=scheduler,
+        observer=Silent(),
+        interrupts=absent,
+        ranks=ALONE,
+        guards=Watch(recipe.guards.model_copy(update={"actions": no_sampler}), print),
+        evaluate=absent,
+        packed=packed,
+    )
+
+
 def loop_gradient(
     policy: Policy,
     recipe: Recipe,
@@ -81,27 +108,8 @@ def loop_gradient(
             return [0.0]
 
     look = Look()
-    absent: Any = None
-    engine: Any = SimpleNamespace(name="replayed")
     recipe = recipe.model_copy(update={"optimizer": recipe.optimizer.model_copy(update={"max_grad_norm": 1e30})})
-    ctx = context.Context(
-        recipe=recipe,
-        plan=plan,
-        run=absent,
-        policy=policy,
-        engine=engine,
-        pool=absent,
-        sampler=absent,
-        prompted={},
-        optimizer=look,
-        scheduler=look,
-        observer=Silent(),
-        interrupts=absent,
-        ranks=ALONE,
-        guards=Watch(recipe.guards.model_copy(update={"actions": {"engine_parity": "off"}}), print),  # no sampler here
-        evaluate=absent,
-        packed=packed,
-    )
+    ctx = context_of(policy, recipe, plan, optimizer=look, scheduler=look, packed=packed)
     rewards = [[member.reward for member in group.members] for group in groups]
     micros = update.work_of(ctx, groups, advantages(rewards, recipe.loss.scale_rewards)).micros
     update.optimise(ctx, groups, micros, Clock())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -41,6 +42,13 @@ def test_what_cannot_be_launched_is_refused_before_anything_starts(
     assert (done.returncode, message in done.stderr) == (2, True), done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_counts_the_gpus_of_all_machines(tmp_path: Path) -> None:
+    command = [*SLMGRPO, "plan", "quickstart", "--gpus", "4", "--nodes", "2", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    planned = json.loads(done.stdout)
+    assert (planned["gpus"], planned["prompts_per_rank"]) == (8, 3)
 
 
 def test_a_rendezvous_must_be_reachable() -> None:

@@ -48,19 +48,20 @@ def test_a_step_is_the_same_on_any_number_of_gpus(
 
 
 @settings(deadline=None)
-@given(st.integers(1, 300), st.integers(2, 64))
-def test_the_settings_that_a_refusal_names_work(prompts: int, gpus: int) -> None:
-    spec = recipe(prompts_per_step=prompts)
-    if prompts % gpus == 0:
-        assert plan(spec, gpus=gpus, rows=1).prompts_per_rank == prompts // gpus
+@given(st.integers(1, 300), st.integers(1, 64), st.integers(1, 4))
+def test_the_settings_that_a_refusal_names_work(prompts: int, gpus: int, nodes: int) -> None:
+    """`gpus` of each of `nodes` machines, as --gpus and --nodes say it."""
+    spec, ranks = recipe(prompts_per_step=prompts), gpus * nodes
+    if prompts % ranks == 0:
+        assert plan(spec, gpus=ranks, rows=1, nodes=nodes).prompts_per_rank == prompts // ranks
         return
     with pytest.raises(PlanError) as error:
-        plan(spec, gpus=gpus)
-    sets, counts = str(error.value).split("; use --set train.prompts_per_step=")[1].split(", or --gpus ")
+        plan(spec, gpus=ranks, nodes=nodes)
+    sets, _, counts = str(error.value).split("; use --set train.prompts_per_step=")[1].partition(", or --gpus ")
     for size in re.findall(r"\d+", sets):
-        assert plan(recipe(prompts_per_step=int(size)), gpus=gpus, rows=1).prompts_per_rank * gpus == int(size)
+        assert plan(recipe(prompts_per_step=int(size)), gpus=ranks, rows=1).prompts_per_rank * ranks == int(size)
     for count in re.findall(r"\d+", counts):
-        assert plan(spec, gpus=int(count), rows=1).prompts_per_step == prompts
+        assert plan(spec, gpus=int(count) * nodes, rows=1).prompts_per_step == prompts
 
 
 def test_a_refusal_reads_like_this() -> None:
@@ -70,6 +71,9 @@ def test_a_refusal_reads_like_this() -> None:
         "plan: train.prompts_per_step=12 on 8 GPUs is not the same number of whole groups for each; "
         "use --set train.prompts_per_step=8 or 16, or --gpus 6 or 12"
     )
+    with pytest.raises(PlanError) as error:
+        plan(recipe(prompts_per_step=12), gpus=16, nodes=2)
+    assert str(error.value).endswith("use --set train.prompts_per_step=16, or --gpus 6")
     with pytest.raises(PlanError, match="write --gpus 1 or more"):
         plan(recipe(), gpus=0)
 

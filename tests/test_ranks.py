@@ -155,7 +155,8 @@ def test_who_is_awaited_is_read_from_the_signs_of_life(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_rank_ends_the_job_with_its_name_and_the_run_resumes_on_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_the_job_with_its_name_and_the_run_resumes_on_one(tmp_path: Path, rank: int) -> None:
     run = tmp_path / "run"
     steps = ["train.steps=6", "train.save_every=1", "train.prompts_per_step=4", "data.heldout=[]"]
     settings = [f"--set={value}" for value in (*steps, "model.backend=transformers", "grading.workers=1")]
@@ -167,12 +168,14 @@ def test_a_killed_rank_ends_the_job_with_its_name_and_the_run_resumes_on_one(tmp
         while not (run / "checkpoints" / "step_1").exists():
             assert process.poll() is None, "the run ended before the kill"
             time.sleep(0.05)
-        os.kill(json.loads((run / "ranks" / "rank_1.json").read_text())["pid"], signal.SIGKILL)
+        os.kill(json.loads((run / "ranks" / f"rank_{rank}.json").read_text())["pid"], signal.SIGKILL)
         said = process.communicate(timeout=60)[1]
     finally:
         process.kill()
     assert process.returncode == 1
-    assert re.search(r"rank 1 \(.+, process \d+\), step \d, .+: was killed by SIGKILL, and the other ranks", said), said
+    named = rf"rank {rank} \(.+, process \d+\), step \d, .+: was killed by SIGKILL, and the other ranks"
+    assert re.search(named, said), said
+    assert json.loads((run / "status.json").read_text())["state"] == "failed"
     assert f"slmgrpo train --resume {run}" in said
     resumed = subprocess.run([*slmgrpo, "--resume", str(run), "--gpus", "1"], capture_output=True, text=True)
     assert resumed.returncode == 0, resumed.stderr

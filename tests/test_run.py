@@ -32,6 +32,18 @@ def test_a_directory_with_other_files_and_a_file_are_refused_as_what_they_are(tm
         create("x", tmp_path / "notes.txt")
 
 
+def test_a_run_that_says_running_without_a_process_was_killed(tmp_path: Path) -> None:
+    run = create("x", tmp_path / "run")
+    run.status("running", 3)
+    assert run.state() == "killed"
+    run.lock()
+    assert RunDir(run.path).state() == "running"
+    run.unlock()
+    assert run.state() == "killed"
+    run.status("interrupted", 3)
+    assert run.state() == "interrupted"
+
+
 def test_a_place_that_cannot_be_written_is_refused_and_asking_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="cannot be made"):
         refuse_used(Path("/proc/slmgrpo/run"))

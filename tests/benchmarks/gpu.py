@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,21 @@ def report(found: dict[str, dict[str, Any] | None], *, checked: bool) -> None:
 # in the process of an arm
 
 
+@dataclass(frozen=True)
+class Replayed:
+    """What every arm learns from: by prompt its ids, its completions' ids and rewards; `mark` ends a step."""
+
+    model: Path
+    prompts: list[list[int]]
+    completions: list[list[list[int]]]
+    rewards: list[list[float]]
+    mark: Callable[[], None]
+
+    @property
+    def max_tokens(self) -> int:
+        return max(len(ids) for own in self.completions for ids in own)
+
+
 def measure(arm: str, folder: Path) -> dict[str, Any]:
     """Seconds of a step and megabytes at its peak; on a CPU the process's own peak, model and all."""
     import torch
@@ -170,8 +186,8 @@ def measure(arm: str, folder: Path) -> dict[str, Any]:
                 torch.cuda.reset_peak_memory_stats()
         marks.append(time.perf_counter())
 
-    learn = by_loop if arm.startswith("ours") else by_trl
-    path = learn(arm, folder / "model", prompts, completions, rewards, mark)
+    replayed = Replayed(folder / "model", prompts, completions, rewards, mark)
+    path = by_loop(replayed, plain=arm == "ours_plain") if arm.startswith("ours") else by_trl(replayed, arm)
     seconds = (marks[-1] - marks[1]) / (len(marks) - 2)
     if torch.cuda.is_available():
         peak, device = torch.cuda.max_memory_allocated() / 2**20, torch.cuda.get_device_name()
@@ -180,14 +196,7 @@ def measure(arm: str, folder: Path) -> dict[str, Any]:
     return {"step_s": round(seconds, 4), "peak_mb": round(peak, 1), "path": path, "device": device}
 
 
-def by_trl(
-    arm: str,
-    model: Path,
-    prompts: list[list[int]],
-    completions: list[list[list[int]]],
-    rewards: list[list[float]],
-    mark: Callable[[], None],
-) -> str:
+def by_trl(load: Replayed, arm: str) -> str:
     """TRL's own trainer, or the one that unsloth has put in its place, with completions from a list."""
     import torch
     from datasets import Dataset
@@ -195,14 +204,14 @@ def by_trl(
     from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportPrivateImportUsage]
 
     cuda = torch.cuda.is_available()
-    longest = max(len(p) + len(c) for p, own in zip(prompts, completions, strict=True) for c in own)
+    longest = max(len(p) + len(c) for p, own in zip(load.prompts, load.completions, strict=True) for c in own)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     adapter: Any = None
     if arm == "unsloth":
         from unsloth import FastLanguageModel  # pyright: ignore[reportPrivateImportUsage]
 
         policy, tokenizer = FastLanguageModel.from_pretrained(
-            model_name=str(model), max_seq_length=longest + 1, load_in_4bit=False
+            model_name=str(load.model), max_seq_length=longest + 1, load_in_4bit=False
         )
         policy = FastLanguageModel.get_peft_model(
             policy, r=16, lora_alpha=32, target_modules=targets, use_gradient_checkpointing="unsloth"
@@ -210,8 +219,8 @@ def by_trl(
     else:
         from peft import LoraConfig
 
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16 if cuda else torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(load.model)
+        policy = AutoModelForCausalLM.from_pretrained(load.model, dtype=torch.bfloat16 if cuda else torch.float32)
         adapter = LoraConfig(r=16, lora_alpha=32, target_modules=targets, task_type="CAUSAL_LM")
 
     def replay(asked: list[str], trainer: Any) -> dict[str, Any]:
@@ -219,17 +228,17 @@ def by_trl(
         places = [int(text) for text in asked]
         seen: dict[int, int] = {}
         members = [_next(seen, place) for place in places]
-        written = [completions[p][m] for p, m in zip(places, members, strict=True)]
+        written = [load.completions[p][m] for p, m in zip(places, members, strict=True)]
         return {
-            "prompt_ids": [prompts[p] for p in places],
+            "prompt_ids": [load.prompts[p] for p in places],
             "completion_ids": written,
             "logprobs": [[-1.0] * len(ids) for ids in written],
-            "reward": [rewards[p][m] for p, m in zip(places, members, strict=True)],
+            "reward": [load.rewards[p][m] for p, m in zip(places, members, strict=True)],
         }
 
     class Marks(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            mark()
+            load.mark()
 
     def from_trace(prompts: Any, completions: Any, reward: list[float], **_: Any) -> list[float]:
         return reward
@@ -240,12 +249,12 @@ def by_trl(
         processing_class=tokenizer,
         reward_funcs=[from_trace],  # pyright: ignore[reportArgumentType]  TRL calls it by keywords
         args=GRPOConfig(
-            output_dir=str(model.parent / arm),
+            output_dir=str(load.model.parent / arm),
             max_steps=STEPS,
             per_device_train_batch_size=GROUP,
-            gradient_accumulation_steps=len(prompts),
+            gradient_accumulation_steps=len(load.prompts),
             num_generations=GROUP,
-            max_completion_length=max(len(ids) for own in completions for ids in own),
+            max_completion_length=load.max_tokens,
             learning_rate=1e-5,
             temperature=1.0,
             beta=0.0,
@@ -256,14 +265,14 @@ def by_trl(
             bf16=cuda,
             optim="adamw_8bit" if arm == "unsloth" and cuda else "adamw_torch",
         ),
-        train_dataset=Dataset.from_list([{"prompt": str(i)} for i in range(len(prompts))]),
+        train_dataset=Dataset.from_list([{"prompt": str(i)} for i in range(len(load.prompts))]),
         peft_config=adapter,
         rollout_func=replay,
         callbacks=[Marks()],
     )
     if arm == "unsloth" and cuda:
         assert GRPOTrainer.__name__.startswith("Unsloth"), f"unsloth left {kind} as it is"
-    mark()
+    load.mark()
     trainer.train()
     return kind
 
@@ -273,80 +282,47 @@ def _next(seen: dict[int, int], prompt: int) -> int:
     return seen[prompt]
 
 
-def by_loop(
-    arm: str,
-    model: Path,
-    prompts: list[list[int]],
-    completions: list[list[list[int]]],
-    rewards: list[list[float]],
-    mark: Callable[[], None],
-) -> str:
-    """slmgrpo's loop from the graded groups to the updated adapter."""
-    from dataclasses import MISSING, fields
-    from types import SimpleNamespace
+def by_loop(load: Replayed, *, plain: bool) -> str:
+    """slmgrpo's loop from the graded groups to the updated adapter. plain: on transformers' model."""
+    from replayed import Row, context_of, groups_of
 
-    from slmgrpo.callbacks import Silent
-    from slmgrpo.guards import Watch
-    from slmgrpo.model import load
+    from slmgrpo.model import load as load_model
     from slmgrpo.plan import plan
-    from slmgrpo.ranks import ALONE
     from slmgrpo.recipe_load import load as load_recipe
-    from slmgrpo.rollout.engine import Completion
-    from slmgrpo.rollout.groups import Group, Member, Prompted
     from slmgrpo.run import Clock
     from slmgrpo.trainer import context, update
     from slmgrpo.trainer.advantages import advantages
 
     settings = [
-        f"model.id={model}",
-        f"model.backend={'transformers' if arm == 'ours_plain' else 'unsloth'}",
+        f"model.id={load.model}",
+        f"model.backend={'transformers' if plain else 'unsloth'}",
         "sampling.engine=hf",  # for the load alone: Unsloth's model without vLLM
-        f"sampling.max_tokens={max(len(ids) for own in completions for ids in own)}",
+        f"sampling.max_tokens={load.max_tokens}",
         f"sampling.group_size={GROUP}",
-        f"prompt.max_tokens={max(map(len, prompts))}",
-        f"train.prompts_per_step={len(prompts)}",
+        f"prompt.max_tokens={max(map(len, load.prompts))}",
+        f"train.prompts_per_step={len(load.prompts)}",
         f"train.steps={STEPS}",
         "lora={rank: 16, alpha: 32, targets: all-linear}",
         "loss.sampling_correction=none",
-        "guards.actions={engine_parity: off, sampler_gap: off}",  # there is no sampler
     ]
     recipe = load_recipe("quickstart", settings).recipe
     planned = plan(recipe)
-    policy = load(recipe, max_length=planned.max_length)
+    policy = load_model(recipe, max_length=planned.max_length)
     optimizer = context.optimizer_of(recipe.optimizer, policy)
-    watch = Watch(recipe.guards, print)
-    watch.begin(policy.trainable())
-    given: dict[str, Any] = {
-        "recipe": recipe,
-        "plan": planned,
-        "policy": policy,
-        "optimizer": optimizer,
-        "scheduler": context.scheduler_of(recipe.optimizer, optimizer, planned),
-        "engine": SimpleNamespace(name="replayed"),
-        "observer": Silent(),
-        "guards": watch,
-        "ranks": ALONE,
-        "prompted": {},
-    }
-    needed = [f.name for f in fields(context.Context) if f.default is MISSING and f.default_factory is MISSING]
-    absent: dict[str, Any] = dict.fromkeys(needed)
-    ctx = context.Context(**absent | given)
-    groups = [
-        Group(
-            Prompted({"id": str(i)}, tuple(prompt), "", ()),
-            tuple(
-                Member(Completion(i, m, tuple(ids), (-1.0,) * len(ids), "stop"), "", {}, reward)
-                for m, (ids, reward) in enumerate(zip(own, given_rewards, strict=True))
-            ),
-        )
-        for i, (prompt, own, given_rewards) in enumerate(zip(prompts, completions, rewards, strict=True))
+    scheduler = context.scheduler_of(recipe.optimizer, optimizer, planned)
+    ctx = context_of(policy, recipe, planned, optimizer=optimizer, scheduler=scheduler)
+    ctx.guards.begin(policy.trainable())
+    rows = [
+        [Row(tuple(ids), False, reward, (-1.0,) * len(ids)) for ids, reward in zip(own, earned, strict=True)]
+        for own, earned in zip(load.completions, load.rewards, strict=True)
     ]
+    groups = groups_of([tuple(prompt) for prompt in load.prompts], rows)
     micros: list[Any] = []
-    mark()
+    load.mark()
     for _ in range(STEPS):
-        micros = update.work_of(ctx, groups, advantages(rewards, recipe.loss.scale_rewards)).micros
+        micros = update.work_of(ctx, groups, advantages(load.rewards, recipe.loss.scale_rewards)).micros
         update.optimise(ctx, groups, micros, Clock())
-        mark()
+        load.mark()
     assert micros, "no group of the trace has a signal"
     kind = type(policy.model.get_base_model()).__module__.partition(".")[0]
     return f"{kind}, {'packed' if ctx.packed else 'plain'}"

@@ -1,10 +1,12 @@
 """Two ranks against one, measured, and 1 to 8 GPUs, simulated; the last line is JSON.
 
-    python tests/benchmarks/scaling.py [--quick] [--steps N] [--prompts N]
+    python tests/benchmarks/scaling.py [--quick] [--steps N] [--prompts N] [--rounds N]
 
-weak_scaling_2: tokens a second and rank of two gloo ranks with twice the prompts over those of one rank, each rank on a
-core of its own, on the embedded model at a learning rate that moves nothing. `cpu` takes every stage of a step at the
-CPU seconds of its slower rank, which other work on the machine hardly changes; `wall` is the clock.
+weak_scaling_2: tokens a second of two gloo ranks with twice the prompts over twice those of one rank, each rank on a
+core of its own, on the embedded model at a learning rate that moves nothing; of each step the fastest repetition.
+`wall`: by the clock. `beside`: by the clock, over those of two unrelated one-rank runs at the same time on the same
+cores, which is what this machine gives when both its cores work; the rest is what working together costs. `cpu`: by
+the CPU seconds of each stage's slower rank.
 simulation_error: the simulation of the one- and the two-rank steps, with costs fitted to one rank alone, over the
 measured CPU seconds, less 1; the two-rank steps are predicted, not fitted.
 weak, strong: efficiency of the simulated GPUs on the lengths of ../shared/traces, with the costs in GPU below, which
@@ -23,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -163,7 +166,7 @@ def show_simulated(kind: str, prompts: int) -> dict[str, Any]:
 # measured ranks
 
 
-def child(folder: Path, prompts: int, steps: int) -> None:
+def child(folder: Path, prompts: int, steps: int, core: int) -> None:
     """One rank: train, and leave each step's CPU seconds by stage, wall seconds and, on rank 0, lengths."""
     from slmgrpo import ranks, run, train
     from slmgrpo.callbacks import Silent
@@ -198,7 +201,8 @@ def child(folder: Path, prompts: int, steps: int) -> None:
 
     loop.Clock = CpuClock
     with ranks.joined() as here:
-        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[here.rank % len(os.sched_getaffinity(0))]})
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[(here.rank + core) % len(cores)]})
         settings = [f"train.prompts_per_step={prompts}", f"train.steps={steps}", "optimizer.learning_rate=1e-6"]
         more = ["data.heldout=[]", "model.backend=transformers", "grading.workers=1", "train.save_every=1000"]
         loaded = load("quickstart", [*settings, *more])
@@ -209,14 +213,39 @@ def child(folder: Path, prompts: int, steps: int) -> None:
         (folder / f"rank_{here.rank}.json").write_text(json.dumps(timed.seen))
 
 
-def measure(world: int, prompts: int, steps: int) -> tuple[list[list[dict[str, Any]]], list[Groups]]:
-    """(what every rank saw of each step, the groups of each step); the first step, which warms up, is left out."""
+@dataclass(frozen=True)
+class Run:
+    """What every rank saw of each step, and the groups of each step, without the first one, which warms up."""
+
+    seen: list[list[dict[str, Any]]]
+    groups: list[Groups]
+
+    def speed(self, clock: str) -> float:
+        """Tokens a second of all ranks: by the clock on the wall, or by the CPU seconds of the slower rank."""
+        steps = self.seen[0]
+        seconds = [self.cpu(i) if clock == "cpu" else step["wall"] for i, step in enumerate(steps)]
+        return sum(step["tokens"] for step in steps) / sum(seconds)
+
+    def cpu(self, step: int) -> float:
+        """As if every rank had a quiet core: each stage takes as long as its slower rank, on the CPU."""
+        return sum(self.stage(name, step) for name in self.stages())
+
+    def stage(self, name: str, step: int) -> float:
+        return max(rank[step]["cpu"].get(name, 0.0) for rank in self.seen)
+
+    def stages(self) -> list[str]:
+        return sorted(set().union(*(step["cpu"] for rank in self.seen for step in rank)) - {"total"})
+
+
+def measure(world: int, prompts: int, steps: int, core: int = 0) -> Run:
+    """core: that of rank 0; the others take the next ones."""
     with tempfile.TemporaryDirectory() as scratch, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.close()
         common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        command = [sys.executable, __file__, "--child", scratch, "--prompts", str(prompts), "--steps", str(steps)]
+        sizes = ["--prompts", str(prompts), "--steps", str(steps), "--core", str(core)]
+        command = [sys.executable, __file__, "--child", scratch, *sizes]
         quiet = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         processes = [
             subprocess.Popen(command, env=os.environ | common | quiet | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
@@ -232,20 +261,11 @@ def measure(world: int, prompts: int, steps: int) -> tuple[list[list[dict[str, A
             group = by_step.setdefault(sample["step"], {}).setdefault(sample["id"], [])
             prompt = 0 if group else 40  # the quickstart's prompts are all about as long
             group.append(Row(prompt, sample["tokens"], sample["advantage"] != 0))
-        return seen, [list(by_step[step].values()) for step in sorted(by_step)[1:]]
+        return Run(seen, [list(by_step[step].values()) for step in sorted(by_step)[1:]])
 
 
-WAITS = ("rank_wait", "all_reduce")
-
-
-def cpu_seconds(seen: Sequence[Sequence[dict[str, Any]]], step: int) -> float:
-    """A step as if every rank had a quiet core: each stage takes as long as its slower rank, on the CPU."""
-    stages = set().union(*(rank[step]["cpu"] for rank in seen)) - {"total"}
-    return sum(max(rank[step]["cpu"].get(stage, 0.0) for rank in seen) for stage in stages)
-
-
-def fit(measured: Sequence[tuple[list[dict[str, Any]], Sequence[Groups]]]) -> Costs:
-    """Costs of one rank by non-negative least squares, stage by stage, over runs of different sizes."""
+def fit(runs: Sequence[Run]) -> Costs:
+    """Costs of one rank by non-negative least squares, stage by stage, over its runs of different sizes."""
     import numpy
     from scipy.optimize import nnls
 
@@ -253,7 +273,7 @@ def fit(measured: Sequence[tuple[list[dict[str, Any]], Sequence[Groups]]]) -> Co
         return [float(value) for value in nnls(numpy.array(rows), numpy.array(seconds))[0]]
 
     unit = [Costs(1, 0, 0, 0, 0, 0, 0, 10**6), Costs(0, 1, 0, 0, 0, 0, 0, 10**6)]
-    pairs = [(seen, groups) for steps, each in measured for seen, groups in zip(steps, each, strict=True)]
+    pairs = [pair for run in runs for pair in zip(run.seen[0], run.groups, strict=True)]
     step, row_of_step = solve(
         [[decode([row for group in groups for row in group], one) for one in unit] for _, groups in pairs],
         [seen["cpu"].get("generation", 0.0) for seen, _ in pairs],
@@ -269,41 +289,64 @@ def fit(measured: Sequence[tuple[list[dict[str, Any]], Sequence[Groups]]]) -> Co
     return Costs(step, row_of_step, 0.0, learn, row, fixed, 0.0, 10**6)
 
 
+def fastest(runs: Sequence[Run]) -> Run:
+    """Repetitions of one run as one: of each step, rank and stage the shortest time, as `timeit` does it."""
+
+    def shortest(same: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        cpu = {stage: min(step["cpu"][stage] for step in same) for stage in same[0]["cpu"]}
+        return {"wall": min(step["wall"] for step in same), "cpu": cpu, "tokens": same[0]["tokens"]}
+
+    ranks = zip(*(run.seen for run in runs), strict=True)
+    seen = [[shortest(same) for same in zip(*repeated, strict=True)] for repeated in ranks]
+    return Run(seen, runs[0].groups)
+
+
+def error(run: Run, ranks: int, costs: Costs) -> float:
+    """Of the simulated steps against their CPU seconds."""
+    steps = range(len(run.groups))
+    return sum(simulate(run.groups[i], ranks, costs).total for i in steps) / sum(map(run.cpu, steps)) - 1
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few short steps")
     parser.add_argument("--steps", type=int, default=13)
     parser.add_argument("--prompts", type=int, default=16, help="of a rank and step")
+    parser.add_argument("--rounds", type=int, default=5, help="repetitions, in turn")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--core", type=int, default=0, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
-        child(asked.child, asked.prompts, asked.steps)
+        child(asked.child, asked.prompts, asked.steps, asked.core)
         return
-    steps, prompts = (4, 6) if asked.quick else (asked.steps, asked.prompts)
-    (one,), groups = measure(1, prompts, steps)
-    (half,), half_groups = measure(1, prompts // 2, steps)
-    two, two_groups = measure(2, 2 * prompts, steps)
-    tokens_one, tokens_two = (sum(step["tokens"] for step in seen) for seen in (one, two[0]))
-    wall = (tokens_two / sum(s["wall"] for s in two[0])) / (2 * tokens_one / sum(s["wall"] for s in one))
-    cpu_one = sum(cpu_seconds([one], step) for step in range(len(one)))
-    cpu_two = sum(cpu_seconds(two, step) for step in range(len(two[0])))
-    cpu = (tokens_two / cpu_two) / (2 * tokens_one / cpu_one)
-    costs = fit([(one, groups), (half, half_groups)])
-    errors = {
-        "one": sum(simulate(each, 1, costs).total for each in groups) / cpu_one - 1,
-        "two": sum(simulate(each, 2, costs).total for each in two_groups) / cpu_two - 1,
+    steps, prompts, rounds = (4, 6, 1) if asked.quick else (asked.steps, asked.prompts, asked.rounds)
+    repeated: list[list[Run]] = []
+    for _ in range(rounds):  # in turn, so that what else the machine does strikes all of them
+        with ThreadPoolExecutor() as both:
+            pair = list(both.map(lambda core: measure(1, prompts, steps, core), (0, 1)))
+        alone = [measure(1, size, steps) for size in (prompts, prompts // 2)]
+        repeated.append([*alone, measure(2, 2 * prompts, steps), *pair])
+    one, half, two, first, second = map(fastest, zip(*repeated, strict=True))
+    weak = {
+        "wall": two.speed("wall") / one.speed("wall") / 2,
+        "beside": two.speed("wall") / (first.speed("wall") + second.speed("wall")),
+        "cpu": two.speed("cpu") / one.speed("cpu") / 2,
     }
-    print(f"one rank, {prompts} prompts a step: {cpu_one / len(one):.3f} CPU s a step, two with {2 * prompts}: "
-          f"{cpu_two / len(two[0]):.3f}; efficiency {cpu:.3f} by CPU, {wall:.3f} by the clock")  # fmt: skip
-    for name, seen in (("one", [one]), ("two", two)):
-        stages = sorted(set().union(*(step["cpu"] for step in seen[0])) - {"total"})
-        means = {
-            stage: fmean(max(r[i]["cpu"].get(stage, 0) for r in seen) for i in range(len(seen[0]))) for stage in stages
-        }
+    costs = fit([one, half])
+    errors = {"one": error(one, 1, costs), "two": error(two, 2, costs)}
+    print(
+        f"one rank with {prompts} prompts a step, two with {2 * prompts}: efficiency {weak['wall']:.3f} by the clock,"
+    )
+    print(
+        f"{weak['beside']:.3f} against two unrelated runs at once, {weak['cpu']:.3f} by CPU seconds; {steps - 1} steps,"
+    )
+    print(f"the fastest of {rounds} repetitions of each; CPU seconds by stage:")
+    for name, run in (("one", one), ("two", two)):
+        means = {stage: fmean(run.stage(stage, i) for i in range(len(run.groups))) for stage in run.stages()}
         print(f"  {name}: " + ", ".join(f"{stage} {value:.3f}" for stage, value in means.items()))
     print("  the simulation is off by " + ", ".join(f"{value:+.1%} ({name})" for name, value in errors.items()))
     simulated = {kind: show_simulated(kind, 8) for kind in ("math", "code", "mcq")}
-    found = {"weak_scaling_2": {"cpu": cpu, "wall": wall}, "simulation_error": errors, "simulated": simulated}
+    found = {"weak_scaling_2": weak, "simulation_error": errors, "simulated": simulated}
     print(json.dumps(found))
 
 
