@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from slmgrpo.errors import RecipeError
+from slmgrpo.recipe import RewardUse
 from slmgrpo.rewards.base import Reward, Verdict, completion_text, gated, load_rewards, missing_columns, text_of
 from slmgrpo.rewards.find import closest
-from slmgrpo.rewards.presets import PresetUse
 
 CHUNK = 512
 MAX_DEPTH = 100
@@ -99,7 +99,7 @@ def rewards_of(
     unused = [name for name in settings if name not in uses]
     if unused:
         raise RecipeError(f"reward score: --with {unused[0]}: no such --use{closest(unused[0], uses)}")
-    return load_rewards([PresetUse(use, 1.0, settings.get(use, {})) for use in uses], base=base)
+    return load_rewards([RewardUse(use=use, settings=settings.get(use, {})) for use in uses], base=base)
 
 
 def rows(file: Path, mapping: Mapping[str, str]) -> Iterator[dict[str, Any]]:

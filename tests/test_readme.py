@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 from pathlib import Path
+from typing import get_args, get_origin
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
+README, RECIPES = ROOT / "README.md", ROOT / "recipes/README.md"
 FOLDERS = ("slmgrpo", "rewards", "eval")
 WIDTH = 34
 
@@ -59,19 +61,60 @@ def _arguments(command) -> str:
     return "".join(f" {name}" if required else f" [{name}]" for name, required in names)
 
 
-PARTS = {"file map": file_map, "commands": cli_reference}
+def recipe_keys() -> str:
+    """Every key of a recipe with its default and meaning, from the typed sections."""
+    from slmgrpo.recipe import Example, Recipe, RewardUse, Source
+
+    items = {
+        "A source, in `data.train`, `data.heldout` and `cold_start.data`:": Source,
+        "A rule, in `rewards` and in a source's `rewards`:": RewardUse,
+        "An example, in `prompt.examples`:": Example,
+    }
+    head = ["| key | default | |", "|---|---|---|"]
+    lines = [*head, *_keys(Recipe, "")]
+    for title, section in items.items():
+        lines += ["", title, "", *head, *_keys(section, "")]
+    return "\n".join(lines)
 
 
-def generated(text: str) -> str:
-    for name, make in PARTS.items():
+def _keys(section, prefix: str):
+    for name, field in section.model_fields.items():
+        key, meaning = f"{prefix}{field.serialization_alias or name}", " ".join((field.description or "").split())
+        parts = list(_parts(field.annotation))
+        inner = next((part for part in parts if hasattr(part, "model_fields")), None)
+        if inner is not None and list not in map(get_origin, parts):
+            if not field.is_required() and field.default is None:
+                yield f"| `{key}` | `null` | {meaning} |"
+            yield from _keys(inner, f"{key}.")
+            continue
+        default = "needed" if field.is_required() else f"`{json.dumps(field.get_default(call_default_factory=True))}`"
+        choices = [value for part in parts for value in get_args(part) if isinstance(value, str)]
+        listed = f" One of {', '.join(choices)}." if len(choices) > 1 else ""
+        yield f"| `{key}` | {default} | {meaning}{listed} |"
+
+
+def _parts(annotation):
+    """An annotation and what stands in its brackets."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _parts(part)
+
+
+PARTS = {README: {"file map": file_map, "commands": cli_reference}, RECIPES: {"keys": recipe_keys}}
+
+
+def generated(file: Path) -> str:
+    text = file.read_text()
+    for name, make in PARTS[file].items():
         pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-        assert re.search(pattern, text, re.DOTALL), f"README.md has no part `{name}`"
+        assert re.search(pattern, text, re.DOTALL), f"{file.name} has no part `{name}`"
         text = re.sub(pattern, lambda m, make=make: f"{m[1]}{make()}\n{m[2]}", text, flags=re.DOTALL)
     return text
 
 
-def test_the_generated_parts_of_the_readme_are_up_to_date() -> None:
-    assert README.read_text() == generated(README.read_text()), "run `python tests/test_readme.py`"
+@pytest.mark.parametrize("file", PARTS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_the_generated_parts_of_the_documents_are_up_to_date(file: Path) -> None:
+    assert file.read_text() == generated(file), "run `python tests/test_readme.py`"
 
 
 def test_the_readme_has_no_blanks_left() -> None:
@@ -105,4 +148,5 @@ def test_no_tracked_text_names_a_build_machine_or_a_registry_host() -> None:
 
 
 if __name__ == "__main__":
-    README.write_text(generated(README.read_text()))
+    for document in PARTS:
+        document.write_text(generated(document))

@@ -19,7 +19,7 @@ from slmgrpo.recipe_validate import plain
 from slmgrpo.recipe_yaml import parse
 
 NAMES = [name for name in packaged_recipes() if not name.rpartition("/")[2].startswith("_")]
-FAILURES = "studies/failures/"
+FAILURES, PAPER = "studies/failures/", "studies/paper/"
 PARENTS = [name for name in packaged_recipes() if name not in NAMES]
 
 
@@ -43,7 +43,7 @@ def test_no_note_of_the_plan_is_a_surprise(name: str) -> None:
     for note in plan(load(name)).notes:
         reason = "an entropy bonus" if name == f"{FAILURES}entropy_collapse" else "loss.beta > 0"
         assert note.startswith(f"rows without signal are run too, because of {reason}")
-        assert name.startswith(("mcq_", FAILURES))
+        assert name.startswith(("mcq_", FAILURES, PAPER))
 
 
 @pytest.mark.parametrize("name", packaged_recipes())
@@ -166,7 +166,8 @@ def test_a_wrong_answer_never_outscores_a_right_one(name: str) -> None:
             reward.weight * max(reward.bounds.wrong, 0) for reward in rewards if reward.when not in right_gates
         )
         worst_right = sum(reward.weight * reward.bounds.right for reward in rewards)
-        assert (best_wrong < worst_right) == (name != f"{FAILURES}wrong_answer_wins")
+        unsound = {f"{FAILURES}wrong_answer_wins", f"{PAPER}code", f"{PAPER}code_revised"}
+        assert (best_wrong < worst_right) == (name not in unsound)
 
 
 def test_the_readmes_new_domain_works_as_written(tmp_path: Path) -> None:
@@ -191,8 +192,9 @@ def test_the_readmes_new_domain_works_as_written(tmp_path: Path) -> None:
 def test_the_readme_names_every_shipped_recipe() -> None:
     readme = (packaged_recipes()["quickstart"].parent / "README.md").read_text()
     named = set(re.findall(r"`([a-z0-9_.]+)`", readme.split("| recipes |")[1].split("Files that")[0]))
-    assert named == {name for name in NAMES if not name.startswith(FAILURES)}
-    failures = readme.split("## Known failures")[1].split("\n## ")[0]
-    assert {f"{FAILURES}{name}" for name in re.findall(r"^\| `(\w+)`", failures, re.MULTILINE)} == {
-        name for name in NAMES if name.startswith(FAILURES)
-    }
+    assert named == {name for name in NAMES if not name.startswith("studies/")}
+    for folder, heading in ((FAILURES, "## Known failures"), (PAPER, "## The paper's runs")):
+        section = readme.split(heading)[1].split("\n## ")[0]
+        assert {f"{folder}{name}" for name in re.findall(r"^\| `(\w+)`", section, re.MULTILINE)} == {
+            name for name in NAMES if name.startswith(folder)
+        }

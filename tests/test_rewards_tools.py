@@ -1,4 +1,4 @@
-"""reward score, lint, attack, the signals of a run, the presets and the table in the README."""
+"""reward score, lint, attack, the signals of a run, the paper's rewards and the table in the README."""
 
 from __future__ import annotations
 
@@ -9,11 +9,21 @@ from pathlib import Path
 import pytest
 
 from slmgrpo.errors import RecipeError
+from slmgrpo.recipe import RewardUse
+from slmgrpo.recipe_load import load
 from slmgrpo.rewards import attack, catalogue, lint, score, signals
 from slmgrpo.rewards.base import Reward, Verdict, load_rewards
-from slmgrpo.rewards.presets import PRESETS, PresetUse
 
 MINE = "./my_reward.py:concise"
+PAPER = ("gsm8k", "arc", "code", "code_revised")
+
+
+def paper(study: str) -> list[RewardUse]:
+    return load(f"studies/paper/{study}").recipe.rewards
+
+
+def use(name: str, weight: float = 1.0, settings: dict | None = None, when: str | None = None) -> RewardUse:
+    return RewardUse(use=name, weight=weight, settings=settings or {}, when=when)
 
 
 def jsonl(folder: Path, rows: list[dict]) -> Path:
@@ -100,62 +110,62 @@ def test_attack_rows_are_read_with_their_nested_tests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("preset", "ok", "wrong", "right"),
+    ("study", "ok", "wrong", "right"),
     [
-        ("paper_gsm8k", True, 1.7, 2.0),
-        ("paper_arc", True, 1.5, 2.0),
-        ("paper_code", False, 2.1, 1.0),
-        ("paper_code_revised", False, 2.1, 2.0),
+        ("gsm8k", True, 1.7, 2.0),
+        ("arc", True, 1.5, 2.0),
+        ("code", False, 2.1, 1.0),
+        ("code_revised", False, 2.1, 2.0),
     ],
 )
-def test_lint_finds_the_papers_code_rewards_unsound(preset: str, ok: bool, wrong: float, right: float) -> None:
-    report = lint.lint(load_rewards(PRESETS[preset]))
+def test_lint_finds_the_papers_code_rewards_unsound(study: str, ok: bool, wrong: float, right: float) -> None:
+    report = lint.lint(load_rewards(paper(study)))
     assert report.ok is ok
     assert (report.best_wrong, report.bare_right) == (pytest.approx(wrong), pytest.approx(right))
     assert ("out-earn" in lint.as_text(report)) and bool(report.fix) is not ok
 
 
 def test_what_lint_advises_mends_it() -> None:
-    uses = list(PRESETS["paper_code"])
+    uses = paper("code")
     fix = lint.lint(load_rewards(uses)).fix
     assert fix == (
         "set the weight of code.passes_tests to 2.11, "
         "or put `when: code.passes_tests` on code.not_trivial and format.tag_counts"
     )
-    heavier = [PresetUse(u.use, 2.11 if u.use == "code.passes_tests" else u.weight, u.settings) for u in uses]
+    heavier = [use(u.use, 2.11 if u.use == "code.passes_tests" else u.weight, u.settings) for u in uses]
     assert lint.lint(load_rewards(heavier)).ok
     named = ("code.not_trivial", "format.tag_counts")
-    behind = [PresetUse(u.use, u.weight, u.settings, "code.passes_tests" if u.use in named else None) for u in uses]
+    behind = [use(u.use, u.weight, u.settings, "code.passes_tests" if u.use in named else None) for u in uses]
     assert lint.lint(load_rewards(behind)).ok
 
 
 def test_lint_counts_penalties_gates_and_shares() -> None:
-    def ok(*uses: PresetUse) -> bool:
+    def ok(*uses: RewardUse) -> bool:
         return lint.lint(load_rewards(uses, known={"max_tokens": 100})).ok
 
-    right = PresetUse("math.correct", 1.0)
-    assert ok(right, PresetUse("format.tagged", 0.9))
-    assert not ok(right, PresetUse("format.tagged", 1.0))
-    assert ok(right, PresetUse("length.overlong", 0.5, {"margin": 10}, "math.correct"))
-    assert not ok(right, PresetUse("length.overlong", 1.0, {"margin": 10}, "math.correct"))
-    assert not ok(right, PresetUse("length.repetition", -1.0))
-    assert ok(PresetUse("code.fraction_passed", 1.0))
-    assert not ok(PresetUse("format.tagged", 1.0))
-    assert ok(right, PresetUse("math.steps_checked", 1.0))
+    right = use("math.correct", 1.0)
+    assert ok(right, use("format.tagged", 0.9))
+    assert not ok(right, use("format.tagged", 1.0))
+    assert ok(right, use("length.overlong", 0.5, {"margin": 10}, "math.correct"))
+    assert not ok(right, use("length.overlong", 1.0, {"margin": 10}, "math.correct"))
+    assert not ok(right, use("length.repetition", -1.0))
+    assert ok(use("code.fraction_passed", 1.0))
+    assert not ok(use("format.tagged", 1.0))
+    assert ok(right, use("math.steps_checked", 1.0))
 
 
-@pytest.mark.parametrize("preset", ["paper_gsm8k", "paper_arc"])
-def test_no_trick_beats_an_honest_answer_where_lint_is_content(preset: str) -> None:
-    earned = attack.attack(load_rewards(PRESETS[preset]))
+@pytest.mark.parametrize("study", ["gsm8k", "arc"])
+def test_no_trick_beats_an_honest_answer_where_lint_is_content(study: str) -> None:
+    earned = attack.attack(load_rewards(paper(study)))
     assert any(item.honest for item in earned) and len([item for item in earned if not item.honest]) > 20
     assert not [item.name for item in earned if item.beats]
     assert "0 of" in attack.as_text(earned)
 
 
 def test_what_wrong_programs_earn() -> None:
-    paper = {item.name: item for item in attack.attack(load_rewards(PRESETS["paper_code"]))}
-    assert paper["wrong answer, reasoning_answer form"].total == pytest.approx(2.1)
-    sound = attack.attack(load_rewards([PresetUse("code.passes_tests", 1.0), PresetUse("code.parses", 0.1)]))
+    earned_by = {item.name: item for item in attack.attack(load_rewards(paper("code")))}
+    assert earned_by["wrong answer, reasoning_answer form"].total == pytest.approx(2.1)
+    sound = attack.attack(load_rewards([use("code.passes_tests", 1.0), use("code.parses", 0.1)]))
     assert not [item.name for item in sound if item.beats]
     assert all((item.total or 0) <= 0.11 for item in sound if not item.honest)
 
@@ -177,9 +187,9 @@ def test_a_report_of_an_attack_ends_with_what_matters() -> None:
     assert text.index("half a trick") < text.index("BEATS ")
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_report_of_lint_fits_80_columns(preset: str) -> None:
-    rewards = load_rewards([*PRESETS[preset], PresetUse("slmgrpo.rewards.format:answer_present", 1.0)])
+@pytest.mark.parametrize("study", PAPER)
+def test_a_report_of_lint_fits_80_columns(study: str) -> None:
+    rewards = load_rewards([*paper(study), use("slmgrpo.rewards.format:answer_present", 1.0)])
     text = lint.as_text(lint.lint(rewards), "my_recipe, " + "a source with a long name, " * 4)
     assert max(map(len, text.splitlines())) <= 80
     assert "slmgrpo.rewards.format:answer_present" in text
@@ -189,7 +199,7 @@ def test_the_readmes_own_rule_survives_the_attack(tmp_path: Path) -> None:
     readme = (Path(__file__).parents[1] / "recipes" / "README.md").read_text(encoding="utf-8")
     (rule,) = re.findall(r"```python\n# last_digit.py\n(.*?)```", readme, re.DOTALL)
     (tmp_path / "last_digit.py").write_text(rule, encoding="utf-8")
-    rewards = load_rewards([PresetUse("./last_digit.py:right", 1.0)], base=tmp_path)
+    rewards = load_rewards([use("./last_digit.py:right", 1.0)], base=tmp_path)
     items = attack.attack(rewards)
     assert [item.total for item in items if item.honest] == [1.0] * 4
     assert not [item.name for item in items if item.beats]

@@ -1,10 +1,10 @@
-"""The same recipe through TRL's GRPOTrainer (Unsloth's version of it on CUDA): the baseline, and a way out.
+"""The same recipe through TRL's GRPOTrainer (over plain transformers on CUDA): the baseline, and a way out.
 
 Prompts and their order, graders, held-out accuracy, metrics and the run directory are slmgrpo's; generation, loss,
-gradient and update are TRL's. Three ways: Unsloth's generated class (backend unsloth, CUDA); TRL's own class on
-Unsloth's CPU backend (backend unsloth, CPU); TRL's own class alone (backend transformers, CUDA, in a process that never
-imports unsloth). A row that cannot be judged is None for TRL too: out of its group's statistics, trained with advantage
-0. Under `updates_per_rollout` TRL trains all of a rollout's rows in each update, as slmgrpo does.
+gradient and update are TRL's. Its own class does it: on CUDA over plain transformers, in a process that never imports
+unsloth; on a CPU over Unsloth's CPU backend, which replaces a kernel that needs a GPU. A row that cannot be judged is
+None for TRL too: out of its group's statistics, trained with advantage 0. Under `updates_per_rollout` TRL trains all of a
+rollout's rows in each update, as slmgrpo does.
 """
 
 from __future__ import annotations
