@@ -3,8 +3,8 @@
 Prompts and their order, graders, held-out accuracy, metrics and the run directory are slmgrpo's; generation, loss,
 gradient and update are TRL's. Its own class does it: on CUDA over plain transformers, in a process that never imports
 unsloth; on a CPU over Unsloth's CPU backend, which replaces a kernel that needs a GPU. A row that cannot be judged is
-None for TRL too: out of its group's statistics, trained with advantage 0. Under `updates_per_rollout` TRL trains all of a
-rollout's rows in each update, as slmgrpo does.
+None for TRL too: out of its group's statistics, trained with advantage 0. Under `updates_per_rollout` TRL trains all
+of a rollout's rows in each update, as slmgrpo does.
 """
 
 from __future__ import annotations
