@@ -112,7 +112,7 @@ def step_metrics(
         "rows_dropped": dropped,
         "trunk_tokens": trunk_tokens,
         "packing_efficiency": trunk_tokens / padded_tokens if trunk_tokens and padded_tokens else None,
-        "tokens_per_s": rollout["tokens"] / total if total else None,
+        "tokens_per_s": rollout["tokens"] / total if total and "generation" in seconds else None,
         "rule_seconds": {name: [round(t.p50_s, 6), round(t.p95_s, 6)] for name, t in (rule_times or {}).items()},
         "seconds": {stage: round(value, 4) for stage, value in seconds.items()} | {"total": round(total, 4)},
     }

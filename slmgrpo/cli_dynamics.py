@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -84,6 +85,10 @@ def shift(
     with quiet():
         model, tokenizer = models.load_base(chosen.base)
     if recipe is not None or chosen.run is not None:
+        if recipe is None and chosen.run and not targets.recipe_of(chosen.run)[0].data.heldout:
+            raise RecipeError(
+                f"dynamics shift: {target} holds no rows out; give --recipe, whose rows become the prompts"
+            )
         (loaded, *_), _grading = choose.suites_of([], recipe, [chosen], headroom=False)
         rows, _notes = rows_of(loaded, data=None, limit=limit)
         prompts = [rendered.ids for rendered in render_all(rows, loaded.suite.prompt, tokenizer)]
@@ -175,12 +180,21 @@ def _line(a: Target, b: Target, out: Path, samples: int | None, limit: int | Non
     """Accuracy at five points from one adapter to the other."""
     from dataclasses import replace
 
+    from slmgrpo import run as runs
     from slmgrpo.dynamics import geometry
-    from slmgrpo.eval import choose, evaluate, table
+    from slmgrpo.eval import choose, evaluate, table, targets
 
+    if a.run is None or not targets.recipe_of(a.run)[0].data.heldout:
+        raise RecipeError(f"dynamics compare --eval: {a.text} is no run with held-out rows; name such a run first")
     loaded, grading = choose.suites_of([], None, [a], headroom=False)
     assert a.adapter is not None and b.adapter is not None
+    adapters = {a.text: a.adapter, b.text: b.adapter}
+    ends = {name: runs.sha256(folder / "adapter_model.safetensors") for name, folder in adapters.items()}
+    if (out / "line.json").is_file() and json.loads((out / "line.json").read_text()) != ends:
+        raise RecipeError(f"dynamics compare --eval: {out} holds the line between other adapters; choose another --out")
     x, y = geometry.load(a.adapter), geometry.load(b.adapter)
+    out.mkdir(parents=True, exist_ok=True)
+    runs.write_text(out / "line.json", json.dumps(ends))
     points = []
     for t in (0.0, 0.25, 0.5, 0.75, 1.0):
         folder = out / f"t_{t:g}"

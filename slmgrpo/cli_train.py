@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,15 +74,16 @@ def train(
         loaded = load(recipe, overrides or ())
         run, base = None, loaded.base
         spec = loaded.recipe.model_copy(update={"name": name}) if name else loaded.recipe
+    typed = None if recipe is None else ["slmgrpo", "train", recipe, *_sets(overrides)]
     if ranks.of_environment().world > 1:
         planned = plans.plan(spec, gpus=ranks.of_environment().world, nodes=nodes, base=base)
         with ranks.joined() as joined:
-            _train(spec, planned, base, out, run, recipe, joined)
+            _train(spec, planned, base, out, run, typed, joined)
         return
     here = launch.gpus_here(gpus)
     planned = plans.plan(spec, gpus=here * nodes, nodes=nodes, base=base)
     if planned.gpus == 1:
-        _train(spec, planned, base, out, run, recipe, ranks.ALONE)
+        _train(spec, planned, base, out, run, typed, ranks.ALONE)
         return
     if run is None and out is None and nodes > 1:
         raise RecipeError(
@@ -90,7 +92,7 @@ def train(
     place = run.path if run else out or runs.fresh(spec.name)
     if run is None:
         runs.refuse_used(place)
-    arguments = ["train", "--nodes", str(nodes), *(part for value in overrides or () for part in ("--set", value))]
+    arguments = ["train", "--nodes", str(nodes), *_sets(overrides)]
     if recipe is not None:
         arguments += [recipe, "--out", str(place), *(["--name", name] if name else [])]
     else:
@@ -98,10 +100,14 @@ def train(
     launch.launch(arguments, place, gpus=here, nodes=nodes, rendezvous=rendezvous)
 
 
+def _sets(overrides: list[str] | None) -> list[str]:
+    return [part for value in overrides or () for part in ("--set", value)]
+
+
 def _train(
-    spec: Recipe, plan: Plan, base: Path, out: Path | None, run: RunDir | None, typed: str | None, ranks: Ranks
+    spec: Recipe, plan: Plan, base: Path, out: Path | None, run: RunDir | None, typed: list[str] | None, ranks: Ranks
 ) -> None:
-    """Train in this process; the first rank shows it."""
+    """Train in this process; the first rank shows it. typed: the command, for a longer run to be proposed."""
     from rich.console import Console
 
     from slmgrpo import view
@@ -121,7 +127,7 @@ def _train(
     metrics = [json.loads(line) for line in outcome.run.metrics.read_text().splitlines()]
     console.print(view.summary(spec.name, metrics, outcome.before, outcome.after))
     console.print(f"\nrun: {outcome.run.path}", soft_wrap=True)
-    longer = [f"slmgrpo train {typed} --set train.steps={2 * plan.steps}"] if typed else []
+    longer = [shlex.join([*typed, "--set", f"train.steps={2 * plan.steps}"])] if typed and not spec.train.epochs else []
     following = [f"slmgrpo diagnose {outcome.run.path}", f"slmgrpo eval {outcome.run.path}", *longer]
     console.print("next: " + "\n      ".join(following), soft_wrap=True)
 
@@ -146,6 +152,8 @@ def slurm(
     loaded = load(recipe, overrides or ())
     plans.plan(loaded, gpus=gpus * nodes, nodes=nodes)
     file = to or Path(f"{loaded.recipe.name}.slurm")
+    if not file.parent.is_dir():
+        raise RecipeError(f"{file}: there is no folder {file.parent}; make it, or choose another --to")
     if file.exists():
         raise RecipeError(f"{file}: is there already; choose another --to, or remove it")
     file.write_text(launch.slurm_script(recipe, overrides or (), out, name=loaded.recipe.name, gpus=gpus, nodes=nodes))

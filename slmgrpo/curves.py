@@ -6,12 +6,14 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
 from slmgrpo.errors import RecipeError
 from slmgrpo.run import open_run
+from slmgrpo.signals import begins_rollout
 
 SURE = 3.0
 """Standard errors by which a change must exceed chance."""
@@ -40,13 +42,15 @@ class Change:
 
 @dataclass(frozen=True)
 class Curves:
-    """A run's numbers, one value a rollout; policy: of the last update on each. heldout: (step, right, of how many)."""
+    """A run's numbers, one value a rollout. policy: of the last update on each; broken: updates that were not finite;
+    heldout: (step, right, of how many)."""
 
     state: str
     steps: int
     updates: int
     rollouts: tuple[Mapping[str, Any], ...]
     policy: tuple[Mapping[str, Any], ...]
+    broken: int
     heldout: tuple[tuple[int, int, int], ...]
     weights: Mapping[str, float]
 
@@ -73,13 +77,13 @@ def read(path: Path) -> Curves:
                 raise RecipeError(f"{run.metrics}:{number}: not readable as JSON; was it edited?") from None
     if not lines:
         raise RecipeError(f"{path}: no steps yet; ask again when the first one is done")
-    updates = recipe["train"]["updates_per_rollout"]
     return Curves(
         state=run.state() if (path / "status.json").exists() else "running",
         steps=lines[-1]["step"],
-        updates=updates,
-        rollouts=tuple(line for line in lines if (line["step"] - 1) % updates == 0),
-        policy=tuple(line for line in lines if line["step"] % updates == 0 or line is lines[-1]),
+        updates=recipe["train"]["updates_per_rollout"],
+        rollouts=tuple(line for line in lines if begins_rollout(line)),
+        policy=(*(line for line, after in pairwise(lines) if begins_rollout(after)), lines[-1]),
+        broken=sum(bool(line.get("nonfinite")) for line in lines),
         heldout=tuple(sorted(_heldout(path))),
         weights=_weights(recipe),
     )

@@ -286,7 +286,7 @@ def _instability(curves: Curves) -> Finding | None:
     rewards = curves.signal("reward")
     floor = min(min(rewards), 0.0)
     fell = fall([value - floor for value in rewards])
-    broken = sum(bool(line.get("nonfinite")) for line in curves.policy)
+    broken = curves.broken
     if fell is None and not broken:
         return None
     evidence = []

@@ -12,7 +12,7 @@ from typing import Any
 from slmgrpo.errors import RunError
 from slmgrpo.recipe import Action, GuardName, Guards
 from slmgrpo.rollout.groups import Group, Member
-from slmgrpo.signals import sampled_entropy
+from slmgrpo.signals import begins_rollout, sampled_entropy
 
 log = logging.getLogger("slmgrpo")
 
@@ -215,6 +215,9 @@ OVER_STEPS: dict[GuardName, tuple[Figure, Callable[[float, Guards], bool]]] = {
 """Guards that are judged by metrics lines: the figure, and whether it is beyond its limit (a NaN is no movement). The
 others are judged where their figure arises."""
 
+EVERY_UPDATE: tuple[GuardName, ...] = ("nonfinite", "adapter_moved")
+"""Of these the guards that look at each update; the others look at completions, once a rollout."""
+
 
 def passed(name: GuardName, line: Mapping[str, Any], limits: Guards) -> tuple[float | None, bool]:
     """A guard's figure in a metrics line and whether it is beyond its limit."""
@@ -256,8 +259,9 @@ class Watch:
     Its state are the steps in a row beyond each limit, which a resumed run finds again in its metrics.
     """
 
-    def __init__(self, limits: Guards, tell: Callable[[str], None]) -> None:
+    def __init__(self, limits: Guards, tell: Callable[[str], None], *, resumable: bool = True) -> None:
         self._limits = limits
+        self._resumable = resumable
         self._tell = tell
         self._start: list[Any] = []
         self._learned = 0
@@ -285,8 +289,9 @@ class Watch:
         if action == "warn":
             self.warn(name, message(name, what))
             return
-        way = f". To resume all the same add --set guards.actions.{name}=warn --allow-changes"
-        raise GuardStop(name, message(name, what) + ("" if name == "rank_equality" else way))
+        way = "To resume all the same add" if self._resumable else "A new run goes on in spite of it with"
+        change = f". {way} --set guards.actions.{name}=warn" + (" --allow-changes" if self._resumable else "")
+        raise GuardStop(name, message(name, what) + ("" if name == "rank_equality" else change))
 
     def warn(self, name: GuardName, text: str) -> None:
         log.warning("%s", text)
@@ -329,6 +334,8 @@ class Watch:
         return stop
 
     def _count(self, name: GuardName, line: Mapping[str, Any]) -> float | None:
+        if name not in EVERY_UPDATE and not begins_rollout(line):
+            return None  # the same completions as the line before
         value, beyond = passed(name, line, self._limits)
         if value is not None:
             self._row[name] = self._row[name] + 1 if beyond else 0

@@ -80,7 +80,8 @@ def _what_failed(failed: Any, run: Path) -> BaseException:
     if codes <= STOPPED:
         return Interrupted(next(abs(code) % 128 for code in codes))
     beats = {beat.rank: beat for beat in pulse.read(run / "ranks")}
-    where = str(beats[rank]) if rank in beats else f"rank {rank} (process {first.pid}), before it was at work"
+    at_work = rank in beats and beats[rank].pid == first.pid  # else it is the beat of an earlier attempt
+    where = str(beats[rank]) if at_work else f"rank {rank} (process {first.pid}), before it was at work"
     if first.exitcode < 0:
         how = f"was killed by {signal.Signals(-first.exitcode).name}"
     else:

@@ -143,8 +143,9 @@ def _check_ranks(recipe: Recipe, gpus: int, nodes: int) -> None:
         )
     if gpus > 1 and recipe.cold_start is not None:
         raise PlanError(
-            f"plan: cold_start on {gpus} GPUs: its SFT runs in one process; make the adapter first (--gpus 1 --set "
-            "train.steps=1), then train with --set cold_start=null --set adapter=RUN/cold_start/adapter"
+            f"plan: cold_start on {gpus} GPUs: its SFT runs in one process; make the adapter first (--gpus 1 "
+            "--set train.steps=1 --set train.epochs=null), then train with --set cold_start=null --set "
+            "adapter=RUN/cold_start/adapter"
         )
     if prompts % gpus == 0:
         return

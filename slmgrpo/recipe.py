@@ -130,6 +130,12 @@ class Sampling(Section):
     vllm_memory: float = Field(default=0.4, gt=0, lt=1)
     """Engines with vLLM: its share of the device's memory for weights and cache (on a CPU at most what it needs)."""
 
+    @property
+    def filters(self) -> list[str]:
+        """Those that are on. The hf engine reports log-probs before them; vLLM renormalises its own by them."""
+        on = {"top_p": self.top_p < 1, "top_k": self.top_k > 0, "min_p": self.min_p > 0}
+        return [name for name, is_on in on.items() if is_on]
+
 
 class Train(Section):
     steps: int | None = Field(default=None, ge=1, le=10**9)

@@ -248,11 +248,7 @@ def _loss(recipe: Recipe) -> Iterator[Clash]:
 def _correction(recipe: Recipe) -> Iterator[Clash]:
     """The hf engine reports log-probs before its filters; vLLM renormalises by them, which would bias every ratio."""
     sampling, loss = recipe.sampling, recipe.loss
-    filters = [
-        name
-        for name, on in (("top_p", sampling.top_p < 1), ("top_k", sampling.top_k > 0), ("min_p", sampling.min_p > 0))
-        if on
-    ]
+    filters = sampling.filters
     if not filters or sampling.engine == "hf":
         return
     readers = []

@@ -105,7 +105,12 @@ class RunDir:
 
     def lock(self) -> None:
         """Refuse a second process in this directory; the lock goes with the process."""
-        file = (self.path / "lock").open("w")
+        try:
+            file = (self.path / "lock").open("w")
+        except OSError as error:
+            raise RecipeError(
+                f"{self.path}: cannot be written ({error.strerror}); copy it, or choose another --out"
+            ) from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -250,6 +255,8 @@ def refuse_used(path: Path) -> None:
             made.rmdir()
     except OSError as error:
         raise RecipeError(f"{path}: cannot be made ({error.strerror}); choose another place with --out") from None
+    if path.is_dir() and not os.access(path, os.W_OK):
+        raise RecipeError(f"{path}: cannot be written; choose another place with --out")
 
 
 def open_run(path: Path) -> RunDir:

@@ -7,7 +7,7 @@ rollout, also those whose rows are never trained: their log-probs are the sample
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +18,11 @@ PASS_BINS = ("none", "below 1/4", "below 1/2", "below 3/4", "below all", "all")
 """The bins of `pass_histogram`: which share of a group is right."""
 
 TokenClass = Literal["digit", "letter", "mark"]
+
+
+def begins_rollout(line: Mapping[str, Any]) -> bool:
+    """Whether a metrics line is of the first update on its completions: writing them is part of its time alone."""
+    return "generation" in line["seconds"]
 
 
 def reward_cv(rewards: Sequence[float]) -> float | None:

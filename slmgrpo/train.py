@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import socket
 import time
 import traceback
@@ -139,7 +140,7 @@ def train(
             observer=watched,
             interrupts=interrupts,
             ranks=ranks,
-            guards=Watch(recipe.guards, watched.warn),
+            guards=Watch(recipe.guards, watched.warn, resumable=recipe.trainer != "trl"),
             evaluate=lambda step: _evaluate(ctx, heldout, suites, step),
         )
         return _run(ctx)
@@ -149,6 +150,8 @@ def train(
 def _followed(observer: Observer, recipe: Recipe, run: RunDir, ranks: Ranks) -> Iterator[Observer]:
     """The observer with whatever else follows the run: logs, trackers (first rank), signs of life (several ranks)."""
     with ExitStack() as stack:
+        if ranks.first:
+            shutil.rmtree(run.path / "ranks", ignore_errors=True)  # an earlier attempt may have had more of them
         stack.enter_context(_logging_to(run, ranks))
         if ranks.first:
             observer = stack.enter_context(trackers.tracked(observer, recipe, run))
@@ -204,19 +207,18 @@ def _run(ctx: context.Context) -> Outcome:
         return Outcome(run, before, after)
     except Interrupted as stop:
         with ctx.interrupts.held():
-            if ctx.step and ctx.whole:
-                (trl if by_trl else context).save(ctx)
-            _end(ctx, "interrupted", signal=str(stop))
-        stop.saved = _ways_on(ctx)
+            lost = _save_what_is_whole(ctx)
+            _end(ctx, "interrupted", signal=str(stop), **({"error": lost} if lost else {}))
+        stop.saved = "\n".join(filter(None, [lost, _ways_on(ctx)]))
         raise
     except PlanError as error:
         _end(ctx, "failed", error=str(error))
         raise
     except SlmgrpoError as error:
-        if isinstance(error, GuardStop) and error.save and ctx.step and ctx.whole:
-            (trl if by_trl else context).save(ctx)
-        _end(ctx, "failed", error=str(error), warnings=ctx.guards.warnings)
-        raise RunError(f"{error}\n{_ways_on(ctx)}") from error
+        lost = _save_what_is_whole(ctx) if isinstance(error, GuardStop) and error.save else None
+        what = "\n".join(filter(None, [str(error), lost]))
+        _end(ctx, "failed", error=what, warnings=ctx.guards.warnings)
+        raise RunError(f"{what}\n{_ways_on(ctx)}") from error
     except Exception as error:
         log.error("%s", traceback.format_exc())
         reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")
@@ -225,6 +227,18 @@ def _run(ctx: context.Context) -> Outcome:
     finally:
         ctx.engine.close()
         run.unlock()
+
+
+def _save_what_is_whole(ctx: context.Context) -> str | None:
+    """A checkpoint of a run that ends early; why there is none, where it cannot be written (a full disk)."""
+    from slmgrpo.trainer import context, trl
+
+    try:
+        if ctx.step and ctx.whole:
+            (trl if ctx.recipe.trainer == "trl" else context).save(ctx)
+    except RunError as error:
+        return str(error)
+    return None
 
 
 def _record(ctx: context.Context, state: str) -> None:
@@ -338,10 +352,12 @@ def _saved_scores(run: RunDir, step: int) -> dict[str, Any] | None:
 
 def _ways_on(ctx: context.Context) -> str:
     path = ctx.run.path
-    log_file = max(path.glob("logs/attempt_*/rank_0.log"), default=None)
+    logs = path.glob("logs/attempt_*/rank_0.log")
+    log_file = max(logs, key=lambda file: int(file.parent.name.removeprefix("attempt_")), default=None)
     state = f"resume with `slmgrpo train --resume {path}`"
     if ctx.recipe.trainer == "trl":
-        state = f"a new run can start from its adapter with --set adapter={path}" if ctx.step else "nothing was learned"
+        state = f"a new run can start from its adapter with --set adapter={path}"
+        state = state if ctx.run.steps() else "nothing was saved"
     saved = max(ctx.run.steps(), default=0)
     step = f"step {ctx.step}" + (f", saved up to step {saved}" if saved != ctx.step else "")
     return f"{path} is kept ({step}); {state}" + (f"; details in {log_file}" if log_file else "")

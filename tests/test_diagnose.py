@@ -19,6 +19,7 @@ from slmgrpo.diagnose import ENOUGH, diagnose
 from slmgrpo.errors import RecipeError
 from slmgrpo.plan import plan
 from slmgrpo.recipe_load import load
+from slmgrpo.run import RunDir
 from slmgrpo.train import train
 
 RULES = [
@@ -44,6 +45,9 @@ def written(
 ) -> Path:
     """A run directory with these metrics. heldout: shares of 100 rows, the first at step 0, the last at the end."""
     path.mkdir()
+    for line in lines:
+        first = (line["step"] - 1) % updates == 0
+        line.setdefault("seconds", {"generation": 1.0} if first else {"forward_backward": 1.0})
     recipe = {"train": {"updates_per_rollout": updates}, "rewards": RULES, "data": {"train": [{"source": "x"}]}}
     (path / "recipe.json").write_text(json.dumps(recipe))
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -162,6 +166,9 @@ def test_an_unfinished_run_is_read_up_to_its_last_whole_line(tmp_path: Path) -> 
     run = written(tmp_path / "run", [line(i, 0.2 + 0.03 * i) for i in range(1, 21)], state="running")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 21, "rew')
+    assert diagnose(run).state == "killed"
+    directory = RunDir(run)
+    directory.lock()
     found = diagnose(run)
     assert (found.state, found.steps, found.findings[0].name) == ("running", 20, "learning")
 

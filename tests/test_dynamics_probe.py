@@ -172,6 +172,13 @@ def test_the_commands_about_adapters_show_each_measure_beside_its_null(tmp_path:
     assert (whole[2], whole[4], whole[6]) == ("+1.000", "1.000", "1.000")
     for done in (shift, principal, compared):
         assert max(map(len, done.stdout.splitlines()[1:])) <= 80
+    (tmp_path / "line").mkdir()
+    (tmp_path / "line" / "line.json").write_text('{"other": "adapters"}')
+    refused = slmgrpo("dynamics", "compare", run, run, "--eval", "--out", "line", cwd=tmp_path)
+    assert refused.returncode == 2 and "holds the line between other adapters" in refused.stderr
+    shutil.copytree(Path(run) / "checkpoints" / "step_12" / "adapter", tmp_path / "adapter")
+    refused = slmgrpo("dynamics", "compare", "adapter", "adapter", "--eval", cwd=tmp_path)
+    assert refused.returncode == 2 and "is no run with held-out rows" in refused.stderr
     refused = slmgrpo("dynamics", "compare", run, "tiny", cwd=tmp_path)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "tiny has no adapter" in refused.stderr

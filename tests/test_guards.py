@@ -266,6 +266,7 @@ LINE: dict[str, Any] = {
     "truncated": 0.1,
     "sampler_gap": 1e-7,
     "unsolved": {"share": 0.8, "silent": 0.3, "variety": 0.4, "entropy": 0.3},
+    "seconds": {"generation": 1.0},
 }
 
 
@@ -289,6 +290,30 @@ def test_a_limit_counts_only_in_steps_in_a_row(name: Any, change: dict[str, Any]
         line = LINE | {"rows_trained": 0} | ({"adapter_change": 1e-3} | (change if bad else {}))
         stops.append(watch.step(line, []) is not None)
     assert stops == [False] * (2 * needed - 1) + [True]
+
+
+def test_a_stop_that_cannot_be_saved_still_says_why_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Path:
+        raise RunError("no space left")
+
+    monkeypatch.setattr(RunDir, "save_checkpoint", full)
+    seen = trained(tmp_path / "run", rules(tmp_path, "return 0.0"), "guards.silent_steps=2")
+    assert "guard silent: step 2: " in seen.error and "\nno space left\n" in seen.error
+    assert seen.status["state"] == "failed" and "no space left" in seen.status["error"]
+
+
+def test_updates_on_one_rollout_count_once() -> None:
+    watch = guards.Watch(Guards(actions={"unique": "stop"}), lambda text: None)
+    alike = LINE | {"rows_trained": 0, "unsolved": {"share": 1.0, "silent": 0.0, "variety": 0.0, "entropy": 1.0}}
+    later = alike | {"seconds": {"forward_backward": 1.0}}
+    stops = [watch.step(dict(line), []) is not None for line in (alike, later, later, later, alike, later, alike)]
+    assert stops == [False] * 6 + [True]
+
+
+def test_a_run_that_cannot_be_resumed_is_not_told_to() -> None:
+    with pytest.raises(guards.GuardStop) as stop:
+        guards.Watch(Guards(), lambda text: None, resumable=False).breach("unique", "all alike")
+    assert "resume" not in str(stop.value) and str(stop.value).endswith("--set guards.actions.unique=warn")
 
 
 def test_few_unsolved_groups_say_nothing_about_variety_and_entropy() -> None:

@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from slmgrpo import launch
 from slmgrpo.errors import RecipeError
+from slmgrpo.pulse import Pulse
 
 SLMGRPO = [sys.executable, "-m", "slmgrpo"]
 STAND_IN = """#!/bin/bash
@@ -49,6 +51,22 @@ def test_a_plan_counts_the_gpus_of_all_machines(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     planned = json.loads(done.stdout)
     assert (planned["gpus"], planned["prompts_per_rank"]) == (8, 3)
+
+
+def test_a_script_for_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    command = [*SLMGRPO, "launch", "slurm", "quickstart", "--out", "run", "--to", "jobs/a.slurm"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, "there is no folder jobs; make it" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_worker_that_never_came_to_work_is_not_taken_for_one_of_an_earlier_attempt(tmp_path: Path) -> None:
+    beat = Pulse()
+    beat.start(tmp_path / "ranks", 1)
+    beat.step(30)
+    beat.stage("writing")
+    for pid, said in ((os.getpid(), "step 31, writing: "), (7, "rank 1 (process 7), before it was at work: ")):
+        failure = ProcessFailure(local_rank=1, pid=pid, exitcode=-9, error_file="")
+        assert said in str(launch._what_failed(ChildFailedError("slmgrpo", {1: failure}), tmp_path))
 
 
 def test_a_rendezvous_must_be_reachable() -> None:

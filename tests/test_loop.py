@@ -57,6 +57,7 @@ def test_a_second_update_on_a_rollout_is_off_policy_and_the_next_rollout_is_not(
     assert again["ratio_max"] > 1.001
     assert fresh["ratio_max"] == pytest.approx(1, abs=1e-4)
     assert first["reward"] == again["reward"]
+    assert first["tokens_per_s"] > 0 and again["tokens_per_s"] is None  # its time has no writing in it
 
 
 def test_micro_batches_do_not_change_what_is_learned(tmp_path: Path) -> None:

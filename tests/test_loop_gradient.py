@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_models import VOCABULARY, random_model, with_adapter
-from replayed import Row, flat_gradient, groups_of, loop_gradient
+from replayed import Row, context_of, flat_gradient, groups_of, loop_gradient
 from torch import Tensor
 
+from slmgrpo.guards import GuardStop, Watch
 from slmgrpo.model import Policy
 from slmgrpo.plan import plan
-from slmgrpo.recipe import Loss, Recipe
+from slmgrpo.recipe import Guards, Loss, Recipe
 from slmgrpo.recipe_load import load
 from slmgrpo.rollout.groups import Group
-from slmgrpo.trainer import losses
+from slmgrpo.trainer import losses, update
 from slmgrpo.trainer.advantages import advantages
 from slmgrpo.trainer.logprobs import TokenRow, log_probs
 from slmgrpo.trainer.update import _pad
@@ -73,6 +75,21 @@ def plain_gradient(groups: list[Group], recipe: Recipe) -> Tensor:
     norms = losses.norms_of(lengths, truncated, recipe.loss, max_tokens=MAX_TOKENS)
     losses.policy_loss(passed.log_probs, batch, recipe.loss, norms, entropies=passed.entropies).loss.backward()
     return flat_gradient(POLICY)
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_log_probs_of_a_filtered_distribution_are_compared_with_none(filtered: bool) -> None:
+    """vLLM renormalises by its filters, so such log-probs are no measure of the engine."""
+    sampling = RECIPE.sampling.model_copy(update={"top_p": 0.5 if filtered else 1.0})
+    recipe = RECIPE.model_copy(update={"sampling": sampling, "loss": Loss(sampling_correction="none")})
+    ctx = context_of(POLICY, recipe, PLAN, optimizer=None, scheduler=None)
+    ctx.guards = Watch(Guards(), print)
+    groups = groups_of([(1, 2)], [[Row((3, 4), False, float(reward), (-0.1, -0.1)) for reward in range(4)]])
+    if filtered:
+        assert update.work_of(ctx, groups, [[-1.0, 0.0, 0.0, 1.0]]).micros[0].sampler is None
+        return
+    with pytest.raises(GuardStop, match="engine_parity"):
+        update.work_of(ctx, groups, [[-1.0, 0.0, 0.0, 1.0]])
 
 
 @settings(max_examples=40, deadline=None)

@@ -9,6 +9,7 @@ import pytest
 from strikes import trained
 
 from slmgrpo.cli import app
+from slmgrpo.curves import read
 from slmgrpo.errors import RecipeError
 from slmgrpo.plan import plan
 from slmgrpo.recipe_load import load
@@ -52,6 +53,20 @@ def test_an_edit_of_the_runs_recipe_json_is_seen(started: RunDir) -> None:
 def test_what_a_checkpoint_belongs_to_cannot_change(started: RunDir, change: str) -> None:
     with pytest.raises(RecipeError, match=f"{change.partition('=')[0]} cannot change within a run"):
         recipe_of(started, [change], allow_changes=True)
+
+
+def test_a_run_made_longer_behind_a_short_rollout_takes_new_prompts(tmp_path: Path) -> None:
+    short = ["train.updates_per_rollout=2", "train.steps=3"]
+    run = trained(tmp_path / "run", *short)
+    longer = [part for setting in (*short[:1], "train.steps=7") for part in ("--set", setting)]
+    app(["train", "--resume", str(run.path), *longer, "--allow-changes"], standalone_mode=False)
+    asked: dict[int, set[str]] = {}
+    for line in run.lines(run.samples):
+        asked.setdefault(line["step"], set()).add(line["id"])
+    assert list(asked) == [2, 3, 5, 7]
+    assert len(set().union(*asked.values())) == 4 * 6
+    assert [line["step"] for line in read(run.path).rollouts] == [1, 3, 4, 6]
+    assert [line["step"] for line in read(run.path).policy] == [2, 3, 5, 7]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,12 @@ def _fill(folder: Path, step: int) -> None:
     (folder / "trainer.pt").write_text("state")
 
 
+def test_a_folder_that_cannot_be_written_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "lock").mkdir()  # root writes wherever it may, but not into a folder as if it were a file
+    with pytest.raises(RecipeError, match="cannot be written"):
+        RunDir(tmp_path).lock()
+
+
 def test_two_runs_of_one_second_get_two_directories(tmp_path: Path) -> None:
     paths = {create("quickstart", None, tmp_path).path for _ in range(3)}
     assert len(paths) == 3

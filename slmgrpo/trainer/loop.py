@@ -27,7 +27,7 @@ def train(ctx: Context) -> None:
         clock = Clock()
         ctx.ranks.pulse.step(ctx.step)
         torch.manual_seed(_seed_of(recipe.seed, ctx.step))  # dropout; so that a resume needs no saved RNG state
-        rows = ctx.sampler.next(ctx.step // updates)
+        rows = ctx.sampler.next(-(-ctx.step // updates))  # the last rollout of a run that is made longer may be short
         groups = _rollout(ctx, [ctx.prompted[row["id"]] for row in rows], clock)
         rewards = [[member.reward for member in group.members] for group in groups]
         ctx.guards.rewards(ctx.step + 1, groups, recipe.grading.max_error_rate)

@@ -28,7 +28,8 @@ class Micro:
     rows: list[TokenRow]
     advantages: list[float]
     truncated: list[bool]
-    sampler: list[Sequence[float]]
+    sampler: list[Sequence[float]] | None
+    """Its log-probs; None where they are those of a filtered distribution."""
     old: Tensor | None = None
     reference: Tensor | None = None
     entropies: Tensor | None = field(default=None, repr=False)
@@ -75,7 +76,7 @@ def work_of(ctx: Context, groups: Sequence[Group], weights: list[list[float]]) -
             rows=[rows[i] for i in batch],
             advantages=[kept[i][2] for i in batch],
             truncated=[kept[i][1].finish_reason == "length" for i in batch],
-            sampler=[kept[i][1].log_probs for i in batch],
+            sampler=[kept[i][1].log_probs for i in batch] if _comparable(ctx) else None,
         )
         for batch in batches_of_rank[ctx.ranks.rank]
     ]
@@ -95,7 +96,9 @@ def _first_rows(ctx: Context, rows: Sequence[TokenRow], sampler: Sequence[Sequen
     model, limits, temperature = ctx.policy.model, ctx.recipe.guards, ctx.recipe.sampling.temperature
     group = [i for i, row in enumerate(rows) if row.prompt_ids == rows[0].prompt_ids]
     ends = [rows[i] for i in (group[0], group[-1])]
-    gap = packing.sampler_gap(model, ends, [sampler[group[0]], sampler[group[-1]]], temperature)
+    gap = None
+    if _comparable(ctx):
+        gap = packing.sampler_gap(model, ends, [sampler[group[0]], sampler[group[-1]]], temperature)
     allowed = limits.engine_parity or packing.precision_of(model)
     gap = next((found for found in ctx.ranks.gather(gap) if found is None or not found <= allowed), gap)
     if gap is not None and not gap <= allowed:
@@ -109,6 +112,11 @@ def _first_rows(ctx: Context, rows: Sequence[TokenRow], sampler: Sequence[Sequen
             ctx.guards.breach("log_prob_paths", reason)
     log.info("log-prob path: %s", "packed" if reason is None else f"plain, since {reason}")
     return reason is None
+
+
+def _comparable(ctx: Context) -> bool:
+    """Whether the sampler's log-probs mean what the trainer's do: vLLM's are renormalised by its filters."""
+    return ctx.engine.name == "hf" or not ctx.recipe.sampling.filters
 
 
 def optimise(ctx: Context, groups: Sequence[Group], micros: list[Micro], clock: Clock) -> dict[str, Any]:
@@ -145,7 +153,7 @@ def optimise(ctx: Context, groups: Sequence[Group], micros: list[Micro], clock: 
             advantages=torch.tensor(micro.advantages, device=passed.mask.device),
             truncated=torch.tensor(micro.truncated, device=passed.mask.device),
             old=micro.old,
-            sampler=_pad(micro.sampler, passed.log_probs),
+            sampler=None if micro.sampler is None else _pad(micro.sampler, passed.log_probs),
             reference=micro.reference,
             high_entropy=None
             if threshold is None or micro.entropies is None
@@ -194,7 +202,9 @@ def _dump(ctx: Context, micros: Sequence[Micro], loss: float, norm: float) -> No
             "log_probs": list(map(str, () if micro.old is None else micro.old[i, : len(row.completion_ids)].tolist())),
         }
         for micro in micros
-        for i, (row, advantage, known) in enumerate(zip(micro.rows, micro.advantages, micro.sampler, strict=True))
+        for i, (row, advantage, known) in enumerate(
+            zip(micro.rows, micro.advantages, micro.sampler or [()] * len(micro.rows), strict=True)
+        )
     ]
     bad = [name for name, p in ctx.policy.trainable() if p.grad is not None and not p.grad.isfinite().all()]
     weights = [name for name, p in ctx.policy.trainable() if not p.isfinite().all()]
