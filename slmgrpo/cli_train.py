@@ -32,7 +32,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON in place of
 
 
 def train(
-    recipe: Annotated[str | None, typer.Argument(help="A recipe file, or the name of a packaged one.")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe file, or the name of a packaged one.", metavar="RECIPE")
+    ] = None,
     overrides: SetOption = None,
     out: Annotated[Path | None, typer.Option(help="Run directory; by default runs/NAME-DATE-TIME.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the run; by default the recipe's.")] = None,

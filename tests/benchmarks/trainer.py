@@ -11,8 +11,8 @@ against TRL's defaults under vLLM (checkpointing, a pass for old log-probs, its 
 wall_ratio, cpu_ratio, memory_ratio: measured on a CPU at equal settings in one process an arm, on N prompts (64: all)
 with all lengths divided by S; wall and CPU seconds of the pass, and peak resident memory less what was held before it.
 flops_ratio_measured: the count of those very rows, which shorter rows and fewer of them make smaller.
-TRL runs 8 rows at a time (its default), we as many tokens as a quarter of those padded rows, or, for
-memory_ratio_whole_groups, as the largest group has.
+TRL runs 8 rows at a time (its default), we as many tokens as a quarter of those padded rows, or, under whole_groups,
+as the largest group has.
 grad_rel_diff: distance of our adapter gradient from TRL's over its norm, the largest of the kinds.
 --split: also the arms between TRL's defaults and ours, which remove one waste at a time.
 --accuracy: whole runs by both trainers, seconds of training until held-out accuracy is the same.
@@ -71,7 +71,7 @@ def main() -> None:
     else:
         measured_kinds = options.kinds
     results: dict[str, Any] = {"flops_ratio": {}, "flops_ratio_defaults": {}, "wall_ratio": {}, "cpu_ratio": {}}
-    results |= {"flops_ratio_measured": {}, "memory_ratio": {}, "memory_ratio_whole_groups": {}, "grad_rel_diff": 0.0}
+    results |= {"flops_ratio_measured": {}, "memory_ratio": {}, "grad_rel_diff": 0.0, "whole_groups": {}}
     for kind in options.kinds:
         flops = operations(traces(kind))
         results["flops_ratio"][kind] = flops["trl"] / flops["ours"]
@@ -88,12 +88,23 @@ def main() -> None:
             results["wall_ratio"][kind] = trl.wall_s / ours.wall_s
             results["cpu_ratio"][kind] = trl.cpu_s / ours.cpu_s
             results["memory_ratio"][kind] = trl.memory_mb / ours.memory_mb
-            if "ours_whole" in measured:
-                results["memory_ratio_whole_groups"][kind] = trl.memory_mb / measured["ours_whole"].memory_mb
+            if whole := measured.get("ours_whole"):
+                results["whole_groups"][kind] = {
+                    "wall_ratio": trl.wall_s / whole.wall_s,
+                    "cpu_ratio": trl.cpu_s / whole.cpu_s,
+                    "memory_ratio": trl.memory_mb / whole.memory_mb,
+                }
             results["grad_rel_diff"] = max(results["grad_rel_diff"], ours.away_from(trl))
         table(kind, flops, measured, options)
-    print(json.dumps(results, default=lambda value: round(float(value), 3)))
+    print(json.dumps(rounded(results)))
     return None
+
+
+def rounded(value: Any) -> Any:
+    """Ratios to three places, differences to three digits."""
+    if isinstance(value, dict):
+        return {key: rounded(inner) for key, inner in value.items()}
+    return float(f"{float(value):.3g}") if value < 0.01 else round(float(value), 3)
 
 
 def traces(kind: str) -> list[dict[str, Any]]:
