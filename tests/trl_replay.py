@@ -234,7 +234,8 @@ class Sides:
         return loop_gradient(self.policy, recipe, self.plan, groups_of(self.prompts, data), move)
 
     def settle(self, quantile: float, data: list[list[Row]], update: int) -> float:
-        """The nearest share whose threshold no entropy is at: on a tie (first tokens of a group) rounding decides."""
+        """The share near it whose threshold is furthest from any entropy: on a tie (first tokens of a group) rounding
+        decides."""
         import torch
 
         from slmgrpo.trainer.logprobs import TokenRow, log_probs
@@ -245,11 +246,14 @@ class Sides:
             passed = log_probs(self.policy.model, rows, self.recipe.sampling.temperature, entropy=True)
         assert passed.entropies is not None
         cut = torch.tensor([row.cut for rows in data for row in rows])
-        shares = [share for step in range(20) for share in (quantile + step / 100, quantile - step / 100)]
-        for mask in (passed.mask, passed.mask & ~cut[:, None]):
-            values = passed.entropies[mask]
-            shares = [s for s in shares if (values - torch.quantile(values, 1 - s)).abs().min() > 1e-3]
-        return shares[0]
+        sets = [passed.entropies[mask] for mask in (passed.mask, passed.mask & ~cut[:, None])]
+
+        def distance(share: float) -> float:
+            return min(float((values - torch.quantile(values, 1 - share)).abs().min()) for values in sets)
+
+        best = max((quantile + step / 100 for step in range(-19, 20)), key=distance)
+        assert distance(best) > 1e-5
+        return best
 
 
 def grid(loss_types: list[str], *, full: bool) -> list[dict[str, Any]]:
