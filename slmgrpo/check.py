@@ -15,6 +15,7 @@ from slmgrpo.gold_check import GoldReport, check_golds
 from slmgrpo.overlap import Overlap, overlap, repeated
 from slmgrpo.plan import Plan, plan
 from slmgrpo.prompts import Rendered, render_all, set_chat_template
+from slmgrpo.questions import ordered
 from slmgrpo.recipe import Recipe, Source
 from slmgrpo.recipe_load import Loaded
 from slmgrpo.rewards.base import Reward
@@ -88,22 +89,31 @@ def check(loaded: Loaded, tokenizer: Any = None, *, graded_rows: int = 100) -> R
     sources = [*recipe.data.train, *recipe.data.heldout]
     parts = ["train"] * len(recipe.data.train) + ["held-out"] * len(recipe.data.heldout)
     findings = _Findings([], [*train.notes, *heldout.notes], list(dict.fromkeys(found.absent.values())))
+    grouped = list(_by_source(train, heldout, recipe))
+    shown, rendered = grouped, []
     try:
         tokenizer = tokenizer or _load_tokenizer(recipe)
-        set_chat_template(tokenizer, recipe.model, base)
-        rendered = render_all([*train, *heldout], recipe.prompt, tokenizer)
     except SlmgrpoError as error:
         findings.unchecked.append(f"prompts: {error}")
-        tokenizer, rendered = None, []
+    try:
+        shown = [
+            [ordered(row, source.shuffle_options, recipe.seed) for row in rows]
+            for source, rows in zip(sources, grouped, strict=True)
+        ]
+        if tokenizer:
+            set_chat_template(tokenizer, recipe.model, base)
+            rendered = render_all([row for rows in shown for row in rows], recipe.prompt, tokenizer)
+    except SlmgrpoError as error:
+        findings.problems.append(str(error))
     _judge_prompts(train, heldout, rendered, recipe, findings)
     prefill = rendered[0].prefill if rendered else recipe.prompt.prefill
     workers = recipe.grading.workers or planned.reward_workers
     with Pool(workers, timeout_s=recipe.grading.timeout_s, sandbox=recipe.grading.sandbox) as pool:
         golds = tuple(
             check_golds(source.source, rows, own, pool, prefill, tokenizer, part=part, most=graded_rows)
-            for source, part, rows, own in zip(sources, parts, _by_source(train, heldout, recipe), rules, strict=True)
+            for source, part, rows, own in zip(sources, parts, grouped, rules, strict=True)
         )
-    for source, rows in zip(sources, _by_source(train, heldout, recipe), strict=True):
+    for source, rows in zip(sources, grouped, strict=True):
         said = source.rows and min(source.rows, source.limit or source.rows)
         if said and said != len(rows):
             findings.problems.append(f"{source.source}: the recipe says rows: {source.rows}, it has {len(rows)}")
@@ -112,7 +122,7 @@ def check(loaded: Loaded, tokenizer: Any = None, *, graded_rows: int = 100) -> R
         findings.problems.extend(serious)
         findings.warnings.extend(slight)
         findings.unchecked.extend(gold.unchecked)
-    for source, rows in zip(sources, _by_source(train, heldout, recipe), strict=True):
+    for source, rows in zip(sources, shown, strict=True):
         if rows and all(row.get("choices") for row in rows):
             always = one_letter_baseline(rows)
             findings.warnings.append(

@@ -132,7 +132,7 @@ def _fill(template: str, row: Mapping[str, Any]) -> str:
         column = DERIVED.get(name, name)
         if column in GOLD and name not in DERIVED:
             raise RecipeError(f"prompt.user: {{{name}}} would show the model what it is graded by; {_or_literal(name)}")
-        if not row.get(column):
+        if row.get(column) in (None, "", [], {}):
             known = ", ".join(key for key in row if key not in GOLD)
             raise RecipeError(f"prompt.user: {row['id']} has no `{column}`, it has {known}; {_or_literal(name)}")
         if name == "question":

@@ -25,9 +25,7 @@ def prompted_of(
 ) -> dict[str, Prompted]:
     """Rendered prompts by row id, those within prompt.max_tokens; options shuffled where a source asks for it."""
     orders = [sources[row["source_index"]].shuffle_options for row in rows]
-    plain = [
-        _shuffled(row, recipe.seed, None) if order == "item" else row for row, order in zip(rows, orders, strict=True)
-    ]
+    plain = [ordered(row, order, recipe.seed) for row, order in zip(rows, orders, strict=True)]
     kept = {}
     for row, order, rendered in zip(plain, orders, prompts.render_all(plain, recipe.prompt, tokenizer), strict=True):
         if len(rendered.ids) > recipe.prompt.max_tokens:
@@ -40,6 +38,14 @@ def prompted_of(
             variants = tuple(Prompted(r, p.ids, p.prefill, own) for r, p in zip(turned, seen, strict=True))
         kept[row["id"]] = Prompted(row, rendered.ids, rendered.prefill, own, variants)
     return kept
+
+
+def ordered(row: data.Row, order: str | None, seed: int) -> data.Row:
+    """The row as a single prompt shows it. order: its source's `shuffle_options`; item alone shuffles here."""
+    if order is None:
+        return row
+    shuffled = _shuffled(row, seed, None)  # also refuses what no member could shuffle
+    return shuffled if order == "item" else row
 
 
 def _shuffled(row: data.Row, seed: int, member: int | None) -> data.Row:

@@ -192,11 +192,35 @@ def test_long_prompts_are_counted(tmp_path: Path) -> None:
     assert "file:train.jsonl: 40 of 40 prompts are longer than prompt.max_tokens=8" in report.problems[0]
 
 
-def test_a_base_model_without_a_template_leaves_the_prompts_unchecked(tmp_path: Path) -> None:
-    report = checked(tmp_path, MATH, template=None, train=SUMS)
-    assert "prompts: model.id: tiny has no chat template; set model.chat_template" in report.unchecked[0]
+@pytest.mark.parametrize(
+    ("template", "prompt", "problem"),
+    [
+        (None, "", "model.id: tiny has no chat template; set model.chat_template"),
+        (CHATML, "{enable_thinking: true}", "prompt.enable_thinking: the model's chat template does not know it"),
+        (CHATML, "{user: 'Say {answer}.'}", "prompt.user: {answer} would show the model what it is graded by"),
+        (f"{CHATML}<think>", "{prefill: <think>}", "prompt.prefill: the model's chat template writes <think> itself"),
+    ],
+)
+def test_prompts_that_training_would_refuse_are_to_mend(
+    tmp_path: Path, template: str | None, prompt: str, problem: str
+) -> None:
+    report = checked(tmp_path, MATH + (prompt and f"prompt: {prompt}\n"), template=template, train=SUMS)
+    assert problem in report.problems[0]
+    assert not report.ok and report.unchecked == ()
     assert (report.prompts, report.lengths) == ((), None)
     assert report.golds[0].full == 20
+
+
+def test_options_are_shuffled_as_in_training_and_rows_without_any_are_to_mend(tmp_path: Path) -> None:
+    recipe = (
+        "data: {{train: [{{source: 'file:train.jsonl', shuffle_options: item}}]}}\nrewards: [{{use: {}.correct}}]\n"
+    )
+    report = checked(tmp_path, recipe.format("mcq"), train=[row | {"answer": "A"} for row in LETTERS])
+    assert report.problems == ()
+    assert "always naming A is right in 100%" not in report.warnings[0]
+    assert not all("A. Mercury" in prompt for prompt in report.prompts)
+    report = checked(tmp_path, recipe.format("math"), train=SUMS)
+    assert "shuffle_options: train:1 has no `choices`" in report.problems[0]
 
 
 def test_a_template_without_system_role_is_mentioned(tmp_path: Path) -> None:

@@ -100,6 +100,10 @@ def test_one_test_can_be_shown_and_the_others_stay_hidden() -> None:
     assert "input:\n1 2\noutput:\n3" in render(stdio, prompt, tokenizer_with(CHATML)).text
 
 
+def test_zero_and_false_are_values_of_a_column() -> None:
+    assert prompts._fill("{a}, {b}, {c}", ROW | {"a": 0, "b": False, "c": 0.0}) == "0, False, 0.0"
+
+
 def test_braces_that_are_no_column_name_stay_as_they_are() -> None:
     user = r"{question} Answer in \boxed{} as {{answer}} or \frac{1}{2}, set {1, 2}."
     assert (
