@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slmgrpo.adapter import add_adapter, fill_adapter
+from slmgrpo.adapter import add_adapter, check_scale, fill_adapter
 from slmgrpo.errors import PlanError, RecipeError, RunError
 from slmgrpo.recipe import Lora, Model, Recipe
 
@@ -48,7 +48,9 @@ class Policy:
 
     def load_adapter(self, folder: Path) -> None:
         """Put saved adapter weights into the present adapter, in place."""
-        fill_adapter(self.model, folder, self.model.active_adapter, "use the lora settings that it was trained with")
+        name = self.model.active_adapter
+        fill_adapter(self.model, folder, name, "use the lora settings that it was trained with")
+        check_scale(self.model, folder, name)
 
 
 def load(recipe: Recipe, *, max_length: int, sequences: int = 1) -> Policy:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slmgrpo import model
+from slmgrpo.adapter import add_adapter
 from slmgrpo.errors import RecipeError, RunError
 from slmgrpo.recipe import Data, Lora, Model, Recipe, Source
 
@@ -99,6 +102,37 @@ def test_an_adapter_of_other_settings_is_refused(tmp_path: Path, other: Lora, sa
     model.load(recipe(lora=Lora(rank=4, layers=[0])), max_length=64).save_adapter(tmp_path)
     with pytest.raises(RecipeError, match=rf"does not fit its base: .*the model {says}; use the lora settings"):
         model.load(recipe(lora=other), max_length=64).load_adapter(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "advice"),
+    [
+        ({"lora_alpha": 64}, "its update is scaled by 16, the model's by 2; set lora.rank=4 and lora.alpha=64"),
+        ({"use_rslora": True}, "its update is scaled by 4, the model's by 2; set lora.rank=4 and lora.alpha=16"),
+        ({"alpha_pattern": {"q_proj": 1}}, "it scales some layers apart; set merge_adapter=true"),
+    ],
+)
+def test_an_adapter_of_another_scale_is_refused(tmp_path: Path, changed: dict[str, Any], advice: str) -> None:
+    own = recipe(lora=Lora(rank=4, alpha=8, layers=[0]))
+    policy = model.load(own, max_length=64)
+    policy.save_adapter(tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | changed))
+    with pytest.raises(RecipeError, match=re.escape(advice)):
+        policy.load_adapter(tmp_path)
+    if "use_rslora" in changed:
+        model.load(recipe(lora=Lora(rank=4, alpha=16, layers=[0])), max_length=64).load_adapter(tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])
+def test_an_adapter_needs_its_settings_and_safetensors(tmp_path: Path, base: Any, missing: str) -> None:
+    policy = model.load(recipe(lora=Lora(rank=4, layers=[0])), max_length=64)
+    policy.save_adapter(tmp_path)
+    (tmp_path / missing).rename(tmp_path / "adapter_model.bin")
+    with pytest.raises(RecipeError, match=rf"has no {missing}; .* with safetensors"):
+        policy.load_adapter(tmp_path)
+    with pytest.raises(RecipeError, match=rf"has no {missing}; .* with safetensors"):
+        add_adapter(base, tmp_path, "other", "")
 
 
 def test_the_same_seed_gives_the_same_adapter_and_another_seed_another() -> None:
