@@ -166,12 +166,21 @@ def _run(path: Path, which: str) -> Target:
 
 
 def merged_of(run: RunDir, recipe: Recipe) -> tuple[Path, ...]:
-    """The adapters that the run's model has folded in."""
+    """The adapters that the run's model has folded in; one that changed since the run began is refused."""
     if not recipe.merge_adapter:
         return ()
+    if not recipe.adapter:
+        return (run.path / "cold_start" / "adapter",)
     from slmgrpo.model import locate_adapter
 
-    return (locate_adapter(recipe.adapter) if recipe.adapter else run.path / "cold_start" / "adapter",)
+    adapter = locate_adapter(recipe.adapter)
+    before = run.read_json("env.json").get("merged")
+    if before and runs.sha256(adapter / "adapter_model.safetensors") != before:
+        raise RecipeError(
+            f"{run.path}: {adapter} is not the adapter that the run has merged (did {recipe.adapter} train on?); put "
+            f"the adapter_model.safetensors with sha256 {before} back there"
+        )
+    return (adapter,)
 
 
 def _step(run: RunDir, which: str) -> int:

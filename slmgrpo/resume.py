@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from slmgrpo.errors import RecipeError
+from slmgrpo.eval.targets import merged_of
+from slmgrpo.model import locate_adapter
 from slmgrpo.plan import Plan
 from slmgrpo.recipe import Recipe
 from slmgrpo.recipe_load import Loaded, load
 from slmgrpo.recipe_show import Difference, diff
-from slmgrpo.run import RunDir
+from slmgrpo.run import RunDir, sha256
 
 FIXED = (
     "model",
@@ -55,6 +57,7 @@ def recipe_of(run: RunDir, overrides: Sequence[str] = (), *, allow_changes: bool
             f"{run.path}: the recipe is not the one that this run was trained with so far\n{shown}\n"
             "add --allow-changes to go on with the new values, or start a new run"
         )
+    merged_of(run, now.recipe)
     return now.recipe, Path(env["base"])
 
 
@@ -80,6 +83,9 @@ def begin(run: RunDir, recipe: Recipe, plan: Plan, environment: dict[str, Any]) 
 
     env.json has the recipe too: recipe.json may be edited, and an edit must show.
     """
+    if recipe.merge_adapter and recipe.adapter:  # of which the base is made: eval, export and resume ask for the same
+        merged = sha256(locate_adapter(recipe.adapter) / "adapter_model.safetensors")
+        environment = environment | {"merged": merged}
     run.write_json("plan.json", asdict(plan))
     run.write_json("env.json", environment | {"recipe": _plain(recipe)})
     run.write_json("recipe.json", _plain(recipe))

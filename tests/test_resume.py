@@ -11,6 +11,7 @@ from strikes import trained
 from slmgrpo.cli import app
 from slmgrpo.curves import read
 from slmgrpo.errors import RecipeError
+from slmgrpo.eval.targets import merged_of
 from slmgrpo.plan import plan
 from slmgrpo.recipe_load import load
 from slmgrpo.resume import begin, recipe_of
@@ -67,6 +68,19 @@ def test_a_run_made_longer_behind_a_short_rollout_takes_new_prompts(tmp_path: Pa
     assert len(set().union(*asked.values())) == 4 * 6
     assert [line["step"] for line in read(run.path).rollouts] == [1, 3, 4, 6]
     assert [line["step"] for line in read(run.path).policy] == [2, 3, 5, 7]
+
+
+def test_a_merged_adapter_that_changed_since_the_start_is_refused(tmp_path: Path) -> None:
+    weights = tmp_path / "from" / "adapter_model.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"as it was")
+    run, recipe = RunDir(tmp_path), load("quickstart", [f"adapter={weights.parent}", "merge_adapter=true"]).recipe
+    begin(run, recipe, plan(recipe), {"base": str(tmp_path)})
+    assert merged_of(run, recipe_of(run)[0]) == (weights.parent,)
+    weights.write_bytes(b"trained further")
+    for ask in (lambda: recipe_of(run), lambda: merged_of(run, recipe)):
+        with pytest.raises(RecipeError, match=rf"{weights.parent} is not the adapter .* with sha256 [0-9a-f]{{64}}"):
+            ask()
 
 
 @pytest.mark.parametrize(
