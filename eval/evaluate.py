@@ -6,13 +6,14 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from slmgrpo import prompts
 from slmgrpo.data import Row
-from slmgrpo.errors import RecipeError
+from slmgrpo.errors import PlanError, RecipeError
 from slmgrpo.eval import scores, store, suites
 from slmgrpo.eval.complete import BATCH_TOKENS, Ask, Problem, Written, complete_within_memory
 from slmgrpo.eval.grading import Graded, Grader, label_answers
@@ -22,6 +23,7 @@ from slmgrpo.eval.targets import Target
 from slmgrpo.recipe import Grading, RewardUse, Sampling
 from slmgrpo.rewards.base import Reward
 from slmgrpo.rewards.pool import Pool
+from slmgrpo.rules import sandbox_in
 from slmgrpo.run import sha256
 
 
@@ -80,7 +82,7 @@ class Unit:
 
     @property
     def sampling(self) -> Sampling:
-        return Sampling(**{name: self.settings[name] for name in ("temperature", "top_p", "top_k", "stop")})
+        return Sampling(**{name: self.settings[name] for name in ("temperature", "top_p", "top_k", "min_p", "stop")})
 
     def origin(self, options: Options) -> dict[str, Any]:
         """Where problems and rules came from, for `slmgrpo eval regrade`."""
@@ -106,11 +108,12 @@ def evaluate(
         read[suite.name], notes = rows_of(suite, data=options.data, limit=options.limit)
         for note in [*notes, *warnings(suite)]:
             watcher.note(note)
+    grading = options.grading
+    sandbox_in(grading.sandbox, [rules for suite in loaded for rules in suite.rules()], "--sandbox ")
     groups: dict[Any, list[Target]] = {}
     for target in targets:
         groups.setdefault(str(target.base), []).append(target)
     found: dict[tuple[str, str], store.Evaluated] = {}
-    grading = options.grading
     workers = grading.workers or max(1, min(16, os.cpu_count() or 1))
     with Pool(workers, timeout_s=grading.timeout_s, sandbox=grading.sandbox) as pool:
         for group in groups.values():
@@ -129,13 +132,20 @@ def _evaluate_base(
     watcher: Watcher,
 ) -> Iterator[store.Evaluated]:
     from slmgrpo.eval.models import Bench
+    from slmgrpo.rollout.hf import unfit
 
     watcher.stage(f"loading {targets[0].base.model.id}")
     bench = Bench(targets[0].base, targets)
+    if why := unfit(bench.model.config):
+        raise PlanError(f"{targets[0].text}: eval writes with the hf engine, which {why}; use --lm-eval TASKS")
     units = [unit_of(bench, target, suite, read[suite.name], options) for suite in loaded for target in targets]
     for unit in units:
-        store.open_folder(unit.folder, unit.settings, unit.origin(options), fresh=options.fresh)
+        with writing_to(unit.folder):
+            store.open_folder(unit.folder, unit.settings, unit.origin(options), fresh=options.fresh)
     missing = [unit for unit in units if not store.finished(unit.folder)]
+    for unit in missing:
+        with writing_to(unit.folder):
+            (unit.folder / store.PARTIAL).open("a").close()  # what an earlier evaluation opened may be read-only now
     total = sum(len(unit.problems) * (unit.ask.samples + unit.ask.greedy) for unit in missing)
     done = 0
     for unit in units:
@@ -145,6 +155,15 @@ def _evaluate_base(
             done += len(unit.problems) * (unit.ask.samples + unit.ask.greedy)
         else:
             yield store.load(unit.folder, unit.target.label)
+
+
+@contextmanager
+def writing_to(folder: Path, advice: str = "use --out for another folder") -> Iterator[None]:
+    """What the file system refuses in the block is one message."""
+    try:
+        yield
+    except OSError as error:
+        raise RecipeError(f"{folder}: cannot be written ({error.strerror}); {advice}") from None
 
 
 def unit_of(bench: Any, target: Target, loaded: suites.Loaded, rows: Sequence[Row], options: Options) -> Unit:
@@ -179,6 +198,7 @@ def unit_of(bench: Any, target: Target, loaded: suites.Loaded, rows: Sequence[Ro
         "temperature": options.temperature or sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
         "stop": sampling.stop,
         "seed": options.seed,
         "best_of": options.best_of,

@@ -10,13 +10,14 @@ from pathlib import Path
 from slmgrpo.errors import RecipeError
 from slmgrpo.eval import store, suites
 from slmgrpo.eval.complete import Problem
-from slmgrpo.eval.evaluate import chooser
+from slmgrpo.eval.evaluate import chooser, writing_to
 from slmgrpo.eval.grading import Grader, label_answers
 from slmgrpo.eval.rows import rows_of
 from slmgrpo.eval.samples import lines_of, written_of
 from slmgrpo.eval.store import Evaluated
 from slmgrpo.recipe import Grading
 from slmgrpo.rewards.pool import Pool
+from slmgrpo.rules import sandbox_in
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def regrade(before: Evaluated, grading: Grading, *, data: Path | None = None) ->
     if before.settings["best_of"]:
         also = (*also, chooser(before.settings["best_of"], loaded.base))
     problems = [Problem(rows[name], (), before.settings["prefill"], rules, also) for name in ids]
+    sandbox_in(grading.sandbox, [rules, also], "--sandbox ")
     workers = grading.workers or max(1, min(16, os.cpu_count() or 1))
     with Pool(workers, timeout_s=grading.timeout_s, sandbox=grading.sandbox) as pool:
         grader = Grader(problems, pool, max_error_rate=grading.max_error_rate)
@@ -56,5 +58,6 @@ def regrade(before: Evaluated, grading: Grading, *, data: Path | None = None) ->
     lines = lines_of(graded, problems, questions=True)
     old = {(line["id"], line["member"], line["greedy"]): line["correct"] for line in before.lines}
     changed = [line["id"] for line in lines if line["correct"] != old[line["id"], line["member"], line["greedy"]]]
-    after = store.save(before.label, before.folder, before.settings, lines)
+    with writing_to(before.folder, "copy the folder to where you may write, and regrade the copy"):
+        after = store.save(before.label, before.folder, before.settings, lines)
     return Regraded(before, after, tuple(dict.fromkeys(changed)))

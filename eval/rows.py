@@ -13,7 +13,11 @@ from slmgrpo.data import Row, load_sources
 from slmgrpo.errors import RecipeError
 from slmgrpo.eval.suites import Loaded, Suite
 from slmgrpo.prompts import columns
+from slmgrpo.questions import ordered
 from slmgrpo.recipe import Source
+
+PAIR = ("input", "output")
+"""What a test of standard input holds."""
 
 
 def rows_of(loaded: Loaded, *, data: Path | None = None, limit: int | None = None) -> tuple[list[Row], list[str]]:
@@ -67,7 +71,7 @@ def _completed(row: Row, suite: Suite) -> Row:
         order = sorted(range(len(options)), key=lambda i: _key(row["question"], i))
         row["choices"] = [options[i] for i in order]
         row["answer"] = ascii_uppercase[order.index(0)]
-    return row
+    return ordered(row, suite.data.shuffle_options, suite.seed)
 
 
 def _stdio(row: Mapping[str, Any], name: str, suite: Suite) -> list[dict[str, str]]:
@@ -81,14 +85,17 @@ def _stdio(row: Mapping[str, Any], name: str, suite: Suite) -> list[dict[str, st
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:  # integers beyond what Python converts, too
+        except (ValueError, RecursionError):  # integers beyond what Python converts, too
             return []
-    if isinstance(value, list):
-        return [{"input": test["input"], "output": test["output"]} for test in value]
-    if value.get("fn_name"):
+    if isinstance(value, dict) and not value.get("fn_name"):
+        inputs, outputs = (value.get(f"{part}s", value.get(part)) for part in ("input", "output"))
+        if not (isinstance(inputs, list) and isinstance(outputs, list) and len(inputs) == len(outputs)):
+            return []
+        value = [{"input": given, "output": wanted} for given, wanted in zip(inputs, outputs, strict=True)]
+    tests = value if isinstance(value, list) else []
+    if not all(isinstance(test, dict) and isinstance(test.get(part), str) for test in tests for part in PAIR):
         return []
-    inputs, outputs = (value.get(f"{part}s", value.get(part, [])) for part in ("input", "output"))
-    return [{"input": given, "output": wanted} for given, wanted in zip(inputs, outputs, strict=True)]
+    return [{part: test[part] for part in PAIR} for test in tests]
 
 
 def _column(row: Mapping[str, Any], name: str, suite: Suite) -> Any:

@@ -41,6 +41,8 @@ class SuiteSampling(Section):
     """0: off."""
     budgets: list[int] = Field(default=[512, 2048], min_length=1)
     """Tokens a completion may have. The longest is written; shorter ones are its beginnings, scored as cut off."""
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    """0: off."""
     stop: list[str] = Field(default=[])
     """A completion also ends behind any of these texts."""
 
@@ -70,6 +72,8 @@ class Suite(Section):
     """Columns that become tests of standard input and output: {input: [...], output: [...]}, its JSON, or a list."""
     choices_in: list[str] = Field(default=[])
     """Columns with one option each, the right one first; their order then depends on the question alone."""
+    seed: int = 0
+    """Of the order of options where `data.shuffle_options` is item."""
     most_tests: int = Field(default=8, ge=1)
     """Of those tests, the first ones."""
     prompt: Prompt = Prompt()
@@ -185,6 +189,7 @@ def of_recipe(recipe: Recipe, base: Path, part: str = "heldout") -> list[Loaded]
         temperature=recipe.sampling.temperature,
         top_p=recipe.sampling.top_p,
         top_k=recipe.sampling.top_k,
+        min_p=recipe.sampling.min_p,
         budgets=[recipe.sampling.max_tokens, LONGER * recipe.sampling.max_tokens],
         stop=recipe.sampling.stop,
     )
@@ -198,6 +203,7 @@ def of_recipe(recipe: Recipe, base: Path, part: str = "heldout") -> list[Loaded]
         suite = Suite(
             name=f"{name}-{count + 1}" if count else name,
             data=source.model_copy(update={"rewards": None}),
+            seed=recipe.seed,
             prompt=recipe.prompt,
             rewards=rewards,
             sampling=sampling,

@@ -86,7 +86,8 @@ class Sandbox:
         raise RunError(
             "sandbox: no jail that is strong enough can be built here\n  "
             + "\n  ".join(self.refusals)
-            + "\n  use `grading.sandbox: best` (or SLMGRPO_SANDBOX=best) to run programs with weaker protection"
+            + "\n  to run programs with weaker protection use `grading.sandbox: best` in a recipe, `--sandbox best` on "
+            "a command line, or SLMGRPO_SANDBOX=best in a program of your own"
         )
 
     def _prove(self) -> None:

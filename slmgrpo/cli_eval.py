@@ -208,9 +208,11 @@ def suites(
     Example: `slmgrpo eval suites --copy gsm8k --to mine.yaml`
     """
     from slmgrpo.eval import suites as packaged
+    from slmgrpo.eval.evaluate import writing_to
 
     if copy is not None:
-        made = packaged.copy(copy, to)
+        with writing_to(to, "choose another --to"):
+            made = packaged.copy(copy, to)
         typer.echo(f"{made}: edit it, then `slmgrpo eval TARGET --suite {made}`")
         return
     for name in packaged.packaged_suites():
@@ -249,12 +251,14 @@ def _print(
 ) -> list[Comparison]:
     from slmgrpo.eval import compare as comparing
     from slmgrpo.eval import table
+    from slmgrpo.eval.evaluate import writing_to
 
     comparisons = comparing.compare(pairs)
     for target in chosen:
         own = [one for one in comparisons if one.b == target.label]
         if own:
-            comparing.save(own, target.home)
+            with writing_to(target.home):
+                comparing.save(own, target.home)
     draw = table.markdown if as_markdown else table.text
     for title, rows in (*table.main_table(found, comparisons), *table.details(found)):
         typer.echo(draw(title, rows) + "\n")

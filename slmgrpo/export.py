@@ -12,6 +12,7 @@ from slmgrpo import prompts
 from slmgrpo.card import model_card
 from slmgrpo.data import load_sources, prompt_key
 from slmgrpo.errors import RecipeError, RunError
+from slmgrpo.eval.evaluate import writing_to
 from slmgrpo.eval.targets import Base, Target, recipe_of
 from slmgrpo.recipe import Model, Recipe, Sampling
 from slmgrpo.rollout.engine import Request
@@ -63,7 +64,8 @@ def export(target: Target, form: Form, out: Path, *, stage: Callable[[str], None
         wanted = _greedy(model, bench.tokenizer, asked)
         partial = out.with_name(f".{out.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        with writing_to(out):
+            partial.mkdir(parents=True)
         stage(f"writing {out}")
         if form == "adapter":
             for name in ("adapter_config.json", "adapter_model.safetensors"):
@@ -108,8 +110,18 @@ def _prompts(recipe: Recipe, folder: Path, tokenizer: Any) -> list[tuple[int, tu
 
 
 def _greedy(model: Any, tokenizer: Any, asked: Sequence[tuple[int, tuple[int, ...]]]) -> Outputs:
-    from slmgrpo.rollout.hf import HfEngine
+    import torch
 
+    from slmgrpo.rollout.hf import HfEngine, unfit
+
+    if unfit(model.config):
+        found = []
+        for _, ids in asked:
+            prompt = torch.tensor([ids], device=model.device)
+            settings = {"do_sample": False, "max_new_tokens": CHECKED_TOKENS, "pad_token_id": tokenizer.pad_token_id}
+            written = model.generate(input_ids=prompt, attention_mask=torch.ones_like(prompt), **settings)
+            found.append(tuple(written[0, len(ids) :].tolist()))
+        return found
     engine = HfEngine(model, tokenizer, Sampling(), 0)
     requests = [Request(i, ids, (0,), key, CHECKED_TOKENS, greedy=True) for i, (key, ids) in enumerate(asked)]
     found = {one.index: one.token_ids for one in engine.generate(requests, step=0)}

@@ -10,7 +10,7 @@ from slmgrpo.errors import PlanError, RecipeError, RunError
 from slmgrpo.prompts import columns
 from slmgrpo.recipe import Recipe, Source
 from slmgrpo.rewards.base import Reward, load_rewards
-from slmgrpo.rewards.sandbox import Rung, probe
+from slmgrpo.rewards.sandbox import Mode, Rung, probe
 
 
 def rules_of(recipe: Recipe, source: Source, base: Path) -> tuple[Reward, ...]:
@@ -29,10 +29,15 @@ def rows_of(sources: Sequence[Source], rules: Sequence[Sequence[Reward]], recipe
 
 
 def sandbox_of(recipe: Recipe, rules: Sequence[Sequence[Reward]]) -> Rung | None:
-    """The sandbox that this machine gives rules on code, found by running a program in it; None without such rules."""
+    """The sandbox that this machine gives a recipe's rules on code; None without such rules."""
+    return sandbox_in(recipe.grading.sandbox, rules, "grading.sandbox=")
+
+
+def sandbox_in(mode: Mode, rules: Sequence[Sequence[Reward]], given_as: str) -> Rung | None:
+    """The sandbox for rules on code, found by running a program in it. given_as: where a person sets the mode."""
     if not any(reward.use.startswith("code.") for own in rules for reward in own):
         return None
     try:
-        return probe(recipe.grading.sandbox)
+        return probe(mode)
     except RunError as error:
-        raise PlanError(f"grading.sandbox={recipe.grading.sandbox}: {error}") from None
+        raise PlanError(f"{given_as}{mode}: {error}") from None

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from random_models import random_model
 from trained_run import SLMGRPO, slmgrpo, trained_run
 
-from slmgrpo.errors import RecipeError
+from slmgrpo.errors import PlanError, RecipeError
 from slmgrpo.eval import choose, evaluate, harness, store, suites, table, targets
 from slmgrpo.eval.compare import compare
+from slmgrpo.eval.regrade import regrade
 from slmgrpo.recipe import Grading
 from slmgrpo.recipe_load import load
 from slmgrpo.run import RunDir
@@ -345,6 +347,52 @@ def test_a_base_that_the_adapter_does_not_fit_is_refused(here: Path, tmp_path: P
         evaluate.evaluate(
             chosen, suites.find("tiny_math"), evaluate.Options(limit=2, grading=GRADING), evaluate.Silent()
         )
+
+
+def test_a_family_that_our_engine_does_not_know_is_referred_to_the_harness(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from slmgrpo import tiny
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny.path())
+    random_model("mistral", vocab_size=len(tokenizer)).save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    with pytest.raises(PlanError, match=r"llama, qwen2, qwen3, not mistral; use --lm-eval TASKS"):
+        evaluated(str(tmp_path / "other"), out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("when", ["open", "go on", "compare"])
+def test_a_folder_that_cannot_be_written_is_one_message(here: Path, tmp_path: Path, when: str) -> None:
+    out, arguments = (
+        tmp_path / "out",
+        ["eval", "runs/first", "--suite", "tiny_math", "--limit", "4", "--sandbox", "best"],
+    )
+    if when == "open":
+        out.touch()
+    else:
+        assert slmgrpo(*arguments, "--out", out, cwd=here).returncode == 0
+        for file in out.glob("step_12/*.json" if when == "compare" else "step_12/*/samples.jsonl"):
+            file.unlink()
+        (out / "step_12" / ("comparison.json" if when == "compare" else "tiny_math/completions.jsonl")).mkdir()
+    done = slmgrpo(*arguments, "--out", out, cwd=here)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert re.search(rf"^{out}\S*: cannot be written \(.+\); use --out for another folder$", done.stderr, re.MULTILINE)
+    assert "Traceback" not in done.stderr
+
+
+def test_code_without_a_jail_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slmgrpo.rewards import sandbox
+
+    monkeypatch.setattr(sandbox, "_shared", lambda mode: sandbox.Sandbox(mode, python="/no/such/python"))
+    with pytest.raises(PlanError, match=r"^--sandbox strict: (.|\n)*use .*`--sandbox best`"):
+        evaluated("tiny", out=tmp_path / "out", suite="tiny_code", grading=Grading(workers=1))
+    assert not (tmp_path / "out").exists()
+    saved = shutil.copytree(place / "runs/first/eval/base/heldout_code", tmp_path / "saved")
+    with pytest.raises(PlanError, match=r"^--sandbox strict: "):
+        regrade(store.load(saved), Grading(workers=1))
 
 
 def test_questions_that_must_not_be_published_are_not_saved(here: Path, tmp_path: Path) -> None:

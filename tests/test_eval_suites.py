@@ -12,6 +12,7 @@ from slmgrpo.eval import rows, suites
 from slmgrpo.gold_check import gold_completion
 from slmgrpo.recipe_load import load as load_recipe
 from slmgrpo.rewards.base import judge_all
+from slmgrpo.rewards.shuffle import shuffle_options
 
 DATA = Path(__file__).parent.parent / "../shared/data"
 PACKAGED = list(suites.packaged_suites())
@@ -153,6 +154,60 @@ def test_a_recipes_own_rows_are_suites_with_its_prompt_rules_and_two_budgets() -
     assert found[0].suite.sampling.budgets == [32, 128]
     assert found[2].rules()[0][0].use == "code.passes_tests"
     assert suites.of_recipe(loaded.recipe, loaded.base, "train")[0].name == "train_math"
+
+
+def test_a_recipes_options_are_in_the_order_of_training_and_its_sampling_is_whole(tmp_path: Path) -> None:
+    data = [{"question": f"Which is {i}?", "choices": list("abcd"), "answer": "C"} for i in range(20)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
+    (tmp_path / "mine.yaml").write_text(
+        "model: tiny\ntrain: {steps: 1}\nseed: 5\nsampling: {engine: hf, min_p: 0.1}\nrewards: [{use: mcq.correct}]\n"
+        "data:\n  train: [{source: 'tiny:mcq'}]\n  heldout:\n"
+        "    - {source: 'file:rows.jsonl', shuffle_options: item}\n"
+        "    - {source: 'file:rows.jsonl', shuffle_options: member}\n"
+    )
+    loaded = load_recipe(tmp_path / "mine.yaml")
+    item, member = suites.of_recipe(loaded.recipe, loaded.base)
+    assert item.suite.sampling.min_p == 0.1
+    saved = suites.Suite.model_validate(item.suite.model_dump(mode="json", by_alias=True), by_alias=True)
+    for suite in (item, suites.Loaded(saved, loaded.base)):  # as `eval` has it, and as `eval regrade` reads it
+        found, _ = rows.rows_of(suite)
+        assert [row["choices"] for row in found] == [
+            shuffle_options(row, seed=5)["choices"] for row in read_rows(member)
+        ]
+        assert all(row["choices"]["ABCD".index(row["answer"])] == "c" for row in found)
+        assert len({row["answer"] for row in found}) > 1
+    assert {row["answer"] for row in read_rows(member)} == {"C"}
+
+
+def read_rows(loaded: suites.Loaded) -> list[dict]:
+    return rows.rows_of(loaded)[0]
+
+
+@pytest.mark.parametrize(
+    "unreadable",
+    [
+        ["1", "2"],
+        [{"stdin": "1", "stdout": "2"}],
+        [{"input": 1, "output": 2}],
+        {"input": ["1", "2"], "output": ["2"]},
+        {"input": "12", "output": "34"},
+        {"input": ["1"], "output": None},
+        {"inputs": [["1"]], "outputs": [["2"]]},
+        "5",
+        5,
+        "[" * 100_000,
+    ],
+)
+def test_tests_of_standard_input_that_cannot_be_read_are_left_out(tmp_path: Path, unreadable: object) -> None:
+    good = [{"input": "1", "output": "2"}]
+    loaded = _suite_file(
+        tmp_path,
+        "data: {source: 'file:rows.jsonl'}\nstdio_tests_in: [t]\nrewards: [{use: code.passes_tests}]\n",
+        [{"question": "Good?", "t": good}, {"question": "Bad?", "t": unreadable}],
+    )
+    found, notes = rows.rows_of(loaded)
+    assert [row["tests"] for row in found] == [good]
+    assert any("1 rows without tests" in note for note in notes)
 
 
 def test_a_copy_is_the_same_suite(tmp_path: Path) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from random_models import random_model
 from trained_run import slmgrpo, trained_run
 
 from slmgrpo import export as exporting
 from slmgrpo.errors import RecipeError, RunError
 from slmgrpo.eval import evaluate, suites
-from slmgrpo.eval.targets import parse
+from slmgrpo.eval.targets import Base, parse
 from slmgrpo.export import export
 from slmgrpo.recipe import Grading
 
@@ -69,6 +71,33 @@ def test_the_card_has_evaluations_data_recipe_and_licences(here: Path) -> None:
 def test_a_card_without_evaluations_says_how_to_get_them(here: Path) -> None:
     export(parse("run"), "adapter", here / "mine", stage=silent)
     assert "run `slmgrpo eval run` before the export" in (here / "mine/README.md").read_text()
+
+
+def test_a_family_that_our_engine_does_not_know_is_checked_by_transformers(here: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from slmgrpo import model, tiny
+    from slmgrpo.recipe import Data, Model, Recipe, Source
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny.path())
+    random_model("mistral", vocab_size=len(tokenizer)).float().save_pretrained("other")
+    tokenizer.save_pretrained("other")
+    other = Model(id=str(here / "other"), backend="transformers")
+    model.load(Recipe(model=other, data=Data(train=[Source(source="tiny:math")])), max_length=64).save_adapter(
+        here / "a"
+    )
+    target = replace(parse("run"), base=Base(other), adapter=here / "a")
+    for form in ("adapter", "merged"):
+        assert export(target, form, here / form, stage=silent).equal == 20
+
+
+def test_a_place_that_cannot_be_written_is_one_message(here: Path) -> None:
+    (here / "file").touch()
+    done = slmgrpo("export", "run", "--to", "adapter", "--out", "file/mine", cwd=here)
+    assert done.returncode == 2
+    assert (
+        done.stderr.splitlines()[-1] == "file/mine: cannot be written (Not a directory); use --out for another folder"
+    )
 
 
 def test_files_that_say_something_else_are_not_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

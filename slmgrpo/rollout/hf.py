@@ -300,13 +300,14 @@ def _check(model: Any) -> None:
             f"sampling.engine: hf cannot drive Unsloth's CUDA model ({min(patched)} keeps keys and values for a fixed "
             "batch); use `engine: unsloth`, or `model.backend: transformers`"
         )
-    config = model.config
+    if why := unfit(model.config):
+        raise PlanError(f"sampling.engine: hf {why}; use `engine: vllm`")
+
+
+def unfit(config: Any) -> str | None:
+    """Why the loop cannot drive models of this config, behind "hf"; None where it can."""
     if config.model_type not in FAMILIES:
-        raise PlanError(
-            f"sampling.engine: hf knows the families {', '.join(FAMILIES)}, not {config.model_type}; use `engine: vllm`"
-        )
+        return f"knows the families {', '.join(FAMILIES)}, not {config.model_type}"
     if set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
-        raise PlanError(
-            f"sampling.engine: hf does not do sliding windows, and this {config.model_type} has layers with one; "
-            "use `engine: vllm`"
-        )
+        return f"does not do sliding windows, and this {config.model_type} has layers with one"
+    return None
