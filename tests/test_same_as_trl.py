@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trl_replay import ASIDE, AXES, LOSS_TYPES
+from trl_replay import ASIDE, AXES, LOSS_TYPES, TOLERANCE
 
 CHILD = Path(__file__).with_name("trl_replay.py")
-TOLERANCE = 1e-5
 
 
 def child(*arguments: str | Path) -> dict[str, Any]:
@@ -34,7 +33,9 @@ def assert_same(results: Iterable[dict[str, Any]]) -> None:
 
     That happens where the gradient is a small rest of large parts: batches with nothing but KL and entropy in them.
     """
-    wrong = [result for result in results if not result["gap"] <= max(TOLERANCE, 2 * min(result["rounding"], 1e-4))]
+    wrong = [
+        result for result in results if not result["gap"] <= max(TOLERANCE, 2 * min(result["rounding"] or 0, 1e-4))
+    ]
     assert not wrong, wrong[0]
 
 
