@@ -257,8 +257,12 @@ class Sides:
         return best
 
 
+def apart(a: Any, b: Any) -> float:
+    return float((a - b).norm()) / (float(b.norm()) or 1)
+
+
 def grid(loss_types: list[str], *, full: bool) -> list[dict[str, Any]]:
-    """Each case: size of TRL's gradient, ours from it, and beyond TOLERANCE also TRL's from its own in float64."""
+    """Each case: size of TRL's gradient, relative distance of ours; beyond TOLERANCE also that of both in float64."""
     from slmgrpo.recipe import Loss
 
     sides = Sides()
@@ -274,13 +278,12 @@ def grid(loss_types: list[str], *, full: bool) -> list[dict[str, Any]]:
                 named | {"entropy_coef": entropy_coef, "top_entropy_quantile": top_entropy_quantile}
             )
             theirs, ours = sides.theirs(case, loss, data), sides.ours(case, loss, data)
-            size = float(theirs.norm())
-            gap, rounding = float((ours - theirs).norm()) / (size or 1), None
+            size, gap, exact = float(theirs.norm()), apart(ours, theirs), None
             if gap > TOLERANCE:
                 sides.policy.model.double()
-                rounding = float((theirs - sides.theirs(case, loss, data)).norm()) / (size or 1)
+                exact = apart(sides.ours(case, loss, data), sides.theirs(case, loss, data))
                 sides.policy.model.float()
-            results.append({"case": case, "size": size, "gap": gap, "rounding": rounding})
+            results.append({"case": case, "size": size, "gap": gap, "exact": exact})
     return results
 
 
