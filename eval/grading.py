@@ -87,19 +87,19 @@ def _decided(rule: Reward, verdict: Verdict) -> str:
 
 
 def label_answers(graded: Sequence[Graded], problems: Sequence[Problem], pool: Pool) -> list[Graded]:
-    """Give equal answers among a problem's drawn samples equal labels; None where no answer was read.
+    """Give equal answers among a problem's drawn samples, at all budgets, equal labels; None where none was read.
 
     Right answers are equal, options are equal as letters, others where the problem's own rule takes one for the gold
     of the other. Rules that read no `answer` (tests of programs) label nothing.
     """
     by_id = {problem.id: problem for problem in problems}
-    groups: dict[tuple[str, int | None], list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for place, one in enumerate(graded):
         votes = all("answer" in rule.columns for rule in by_id[one.written.id].deciding)
         if votes and one.read is not None and not one.written.greedy:
-            groups.setdefault((one.written.id, one.written.budget), []).append(place)
+            groups.setdefault(one.written.id, []).append(place)
     pairs: dict[tuple[str, str, str], bool] = {}
-    for (name, _), places in groups.items():
+    for name, places in groups.items():
         if not by_id[name].row.get("choices"):
             wrong = sorted({str(graded[place].read) for place in places if not graded[place].correct})
             pairs |= {(name, a, b): False for a, b in combinations(wrong, 2)}
@@ -107,9 +107,9 @@ def label_answers(graded: Sequence[Graded], problems: Sequence[Problem], pool: P
     for pair, verdicts in zip(pairs, pool.grade(tasks), strict=True):
         pairs[pair] = all(verdict.status == "correct" for verdict in verdicts.values())
     labelled = list(graded)
-    for (name, _), places in groups.items():
+    for name, places in groups.items():
         heads: list[int] = []
-        for place in sorted(places, key=lambda place: graded[place].written.member):
+        for place in sorted(places, key=lambda place: _order(graded[place].written)):
             one = graded[place]
             same = next((head for head in heads if _same(one, graded[head], name, pairs)), None)
             if same is None:
@@ -117,6 +117,11 @@ def label_answers(graded: Sequence[Graded], problems: Sequence[Problem], pool: P
             label = heads.index(place if same is None else same)
             labelled[place] = replace(one, label=label)
     return labelled
+
+
+def _order(one: Written) -> tuple[int, int]:
+    """Without it labels would depend on which completion was written first."""
+    return one.member, one.budget or 0
 
 
 def _same(one: Graded, other: Graded, name: str, pairs: Mapping[tuple[str, str, str], bool]) -> bool:
