@@ -107,9 +107,10 @@ def _over_answers(groups: Sequence[Sequence[Sample]], n: int) -> dict[str, Estim
             votes.append(stats.vote([s.label for s in own], right))
         found[f"maj@{n}"] = stats.mean(votes)
         different = [float(len({s.label for s in own if s.label is not None})) for own in groups]
+        found["distinct"] = stats.mean(different, share=False)
     else:
         different = [float(len({s.text for s in own})) for own in groups]
-    found["distinct"] = stats.mean(different, share=False)
+        found["distinct_texts"] = stats.mean(different, share=False)
     return found
 
 

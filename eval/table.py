@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slmgrpo.eval import stats
-from slmgrpo.eval.compare import Comparison, remarks
+from slmgrpo.eval.compare import SAME, Comparison, remarks
 from slmgrpo.eval.samples import at_budget
 from slmgrpo.eval.scores import best_by_problem, headroom
 from slmgrpo.eval.stats import Difference, Estimate
@@ -16,8 +16,10 @@ from slmgrpo.eval.store import Evaluated
 
 PER_TABLE = 3
 """Targets side by side in 80 columns."""
-POINTS = ("tokens", "distinct")
+POINTS = ("tokens", "distinct", "distinct_texts")
 """Metrics that are no shares."""
+MISSING = stats.ratio([], [])
+"""Of a metric that one target has and another has not."""
 LONG = 14
 """Letters of a target's name."""
 
@@ -26,9 +28,10 @@ Table = list[list[str]]
 
 
 def main_table(evaluated: Sequence[Evaluated], comparisons: Sequence[Comparison]) -> Iterator[tuple[str, Table]]:
-    """(title, table) for each suite: accuracy at each budget, and the change against the base."""
+    """(title, table) for what was evaluated alike: accuracy at each budget, and the change against the base."""
     changes = {(one.suite, one.budget, one.b): one for one in comparisons}
-    for suite, own in _by_suite(evaluated).items():
+    for own in _alike(evaluated):
+        suite = own[0].suite
         heading = ["tokens", "target", "accuracy %"] + (["change", "p", "won:lost"] if comparisons else [])
         table = [heading]
         for budget in own[0].settings["budgets"]:
@@ -41,20 +44,19 @@ def main_table(evaluated: Sequence[Evaluated], comparisons: Sequence[Comparison]
 
 
 def details(evaluated: Sequence[Evaluated]) -> Iterator[tuple[str, Table]]:
-    """(title, table) for each suite: every other metric at the longest budget, targets side by side."""
-    for suite, own in _by_suite(evaluated).items():
+    """(title, table) for what was evaluated alike: every other metric at the longest budget, targets side by side."""
+    for own in _alike(evaluated):
         budget = own[0].settings["budgets"][-1]
         for start in range(0, len(own), PER_TABLE):
             part = own[start : start + PER_TABLE]
-            left_out = ("accuracy", *_repeated(part[0], budget))
-            names = [name for name in part[0].by_budget[budget] if name not in left_out]
             table = [["", *(one.label[-LONG:] for one in part)]]
-            for name in names:
-                found = [one.by_budget[budget][name] for one in part]
+            metrics = [one.by_budget[budget] for one in part]
+            for name in dict.fromkeys(name for has in metrics for name in has if not _repeated(name, has)):
+                found = [has.get(name, MISSING) for has in metrics]
                 if any(estimate.value for estimate in found):
                     show = number if name in POINTS or name.startswith("rule ") else share
                     table.append([name.replace("_", " ").removeprefix("rule "), *map(show, found)])
-            yield f"{suite} at {budget} tokens, % with 95 % intervals", table
+            yield f"{own[0].suite} at {budget} tokens, % with 95 % intervals", table
 
 
 def headroom_table(evaluated: Sequence[Evaluated]) -> Table:
@@ -76,11 +78,11 @@ def notes(evaluated: Sequence[Evaluated], comparisons: Sequence[Comparison]) -> 
         single = not evaluated[0].settings["samples"]
         test = "exact McNemar" if single else "sign flips over problems"
         yield f"p: {test}, Holm's correction over {len(comparisons)} comparisons; change with the paired bootstrap"
-    for suite, own in _by_suite(evaluated).items():
-        golds = Counter(line["gold"] for line in own[0].lines)
+    for one in {(one.suite, one.settings["rows_digest"]): one for one in evaluated}.values():
+        golds = Counter(line["gold"] for line in one.lines)
         letter, count = golds.most_common(1)[0]
         if all(isinstance(gold, str) and len(gold) == 1 and gold.isalpha() for gold in golds):
-            yield f"{suite}: always {letter} would be right in {100 * count / golds.total():.0f} %"
+            yield f"{one.suite}: always {letter} would be right in {100 * count / golds.total():.0f} %"
     yield from remarks(comparisons)
 
 
@@ -142,14 +144,14 @@ def _change(one: Comparison | None) -> list[str]:
     return [change(found), p_value(one.p), f"{found.wins}:{found.losses}"]
 
 
-def _repeated(one: Evaluated, budget: int) -> list[str]:
-    """A rule whose mean is the accuracy itself."""
-    metrics = one.by_budget[budget]
-    return [n for n, found in metrics.items() if n.startswith("rule ") and found.value == metrics["accuracy"].value]
+def _repeated(name: str, metrics: Mapping[str, Estimate]) -> bool:
+    """Accuracy has a table of its own; so has a rule whose mean it is."""
+    return name == "accuracy" or (name.startswith("rule ") and metrics[name].value == metrics["accuracy"].value)
 
 
-def _by_suite(evaluated: Sequence[Evaluated]) -> dict[str, list[Evaluated]]:
-    groups: dict[str, list[Evaluated]] = {}
+def _alike(evaluated: Sequence[Evaluated]) -> list[list[Evaluated]]:
+    """Those that compare: a run may hold the same suite with other budgets, rows or samples too."""
+    groups: dict[tuple[str, str], list[Evaluated]] = {}
     for one in evaluated:
-        groups.setdefault(one.suite, []).append(one)
-    return groups
+        groups.setdefault((one.suite, str([one.settings[name] for name in SAME])), []).append(one)
+    return list(groups.values())

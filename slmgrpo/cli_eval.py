@@ -91,6 +91,8 @@ def run(
     from slmgrpo.eval import evaluate as evaluating
     from slmgrpo.recipe import Grading
 
+    if headroom and samples == 1:
+        raise RecipeError("--headroom --samples 1: the best of one sample is that sample; use --samples 2 or more")
     chosen, opponent = choose.targets_of(
         targets or [], against, base=base, alone=alone, out=out, scales=scales, headroom=headroom
     )

@@ -297,6 +297,10 @@ BAD_INPUT = {
         ["eval", "tiny", "--suite", "tiny", "--temperature", "0"],
         "for greedy completions use --samples 1",
     ),
+    "headroom of one sample": (
+        ["eval", "tiny", "--recipe", "quickstart", "--headroom", "--samples", "1"],
+        "the best of one sample is that sample; use --samples 2 or more",
+    ),
     "twice the same": (["eval", "tiny", "tiny", "--suite", "tiny_math"], "is given twice"),
     "suite twice": (["eval", "tiny", "--suite", "tiny", "--suite", "tiny_mcq"], "tiny_mcq is named twice"),
     "nothing saved": (["eval", "show", "."], "no finished evaluation there"),

@@ -1,18 +1,21 @@
-"""From samples to scores: each metric on samples made by hand, cut budgets, votes by the real graders."""
+"""From samples to scores and tables: metrics on samples made by hand, cut budgets, votes by the real graders."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slmgrpo.errors import RecipeError, RunError
-from slmgrpo.eval import scores
+from slmgrpo.eval import scores, table
+from slmgrpo.eval.compare import SAME
 from slmgrpo.eval.complete import Problem, Written
 from slmgrpo.eval.grading import Grader, label_answers
 from slmgrpo.eval.samples import Sample, at_budget, lines_of, read_lines, written_of
+from slmgrpo.eval.store import Evaluated
 from slmgrpo.recipe import RewardUse
 from slmgrpo.rewards.base import Reward, Verdict, correctness
 from slmgrpo.rewards.pool import Pool
@@ -85,6 +88,34 @@ def test_missing_samples_are_an_error_not_a_smaller_denominator() -> None:
         scores.scores(samples_of(["++", "+"]))
 
 
+def evaluated(label: str, budgets: list[int], words: list[str]) -> Evaluated:
+    settings = dict.fromkeys(SAME, "") | {"budgets": budgets, "rows": len(words), "samples": 0, "greedy": True}
+    by_budget = {budget: scores.scores(samples_of(words)) for budget in budgets}
+    return Evaluated(label, "s", Path(label), settings, [{"gold": "7"}], by_budget, "")
+
+
+@pytest.mark.parametrize("order", [["silent", "other"], ["other", "silent"]])
+def test_a_model_without_a_readable_answer_stands_beside_one_with_answers(order: list[str]) -> None:
+    both = {"silent": evaluated("silent", [32], ["nn", "nn"]), "other": evaluated("other", [32], ["+-", "--"])}
+    [(_, found)] = table.details([both[name] for name in order])
+    cells = {row[0]: dict(zip(found[0][1:], row[1:], strict=True)) for row in found[1:]}
+    assert cells["maj@2"]["silent"] == "-" and cells["maj@2"]["other"].startswith("25.0 ")
+    assert cells["distinct"]["silent"] == "-" and cells["distinct"]["other"].startswith("1.50 ")
+    assert cells["distinct texts"]["silent"].startswith("1.00 ") and cells["distinct texts"]["other"] == "-"
+
+
+def test_what_was_not_evaluated_alike_gets_tables_of_its_own() -> None:
+    both = [evaluated("long", [32, 128], ["+", "-"]), evaluated("short", [32, 99], ["+", "-", "+"])]
+    found = list(table.main_table(both, []))
+    assert [title.partition(" problems")[0] for title, _ in found] == ["s: 2", "s: 3"]
+    assert [[row[:2] for row in rows[1:]] for _, rows in found] == [
+        [["32", "long"], ["128", "long"]],
+        [["32", "short"], ["99", "short"]],
+    ]
+    assert [title[:10] for title, _ in table.details(both)] == ["s at 128 t", "s at 99 to"]
+    assert len(list(table.notes(both, []))) == 1
+
+
 def test_scores_json_has_the_shape_of_lm_eval(tmp_path) -> None:
     settings = {"suite_digest": "abc", "examples": 0, "seed": 0, "adapter": None, "scale": 1.0, "model": "m"}
     by_budget = {n: scores.scores(samples_of(["+-", "--", "++"])) for n in (32, 96)}
@@ -120,6 +151,20 @@ def test_equal_answers_vote_together_however_they_are_written() -> None:
     assert labels[2] == labels[3] == labels[4]
     assert len(set(labels)) == 4
     assert labels[-1] is None
+
+
+def test_answers_that_differ_never_share_a_label_between_budgets() -> None:
+    problem = _problem("math.correct", {"answer": "4"})
+    whole = [Written("p", member, False, (1, 2, 3), text, "stop") for member, text in enumerate([r"\boxed{7}"] * 2)]
+    whole.append(Written("p", 2, False, (1, 2, 3), r"\boxed{5}", "stop"))
+    cut = replace(whole[2], token_ids=(1, 2), text=r"\boxed{4}", finish_reason="length", budget=2)
+    with Pool(1, timeout_s=10.0, sandbox="best") as pool:
+        grader = Grader([problem], pool, max_error_rate=0.0)
+        for one in (*whole, cut):
+            grader.submit(one)
+        lines = lines_of(label_answers(grader.results(), [problem], pool), [problem], questions=True)
+    found = scores.scores(at_budget(lines, 2))
+    assert (found["maj@3"].value, found["distinct"].value) == (0.0, 2.0)
 
 
 def test_options_vote_as_letters_and_programs_do_not_vote() -> None:
