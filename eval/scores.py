@@ -76,7 +76,8 @@ def _by_problem(samples: Sequence[Sample], *, greedy: bool) -> list[list[Sample]
     if len(sizes) > 1:
         # Dividing by the number that was asked for would lower every score without a word.
         raise RunError(
-            f"samples: problems have {sorted(sizes)} samples each, not the same number; evaluate again with --fresh"
+            f"samples: problems have {sorted(sizes)} samples each, not the same number; remove samples.jsonl and "
+            "evaluate again"
         )
     return list(groups.values())
 

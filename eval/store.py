@@ -45,23 +45,25 @@ def finished(folder: Path) -> bool:
 
 
 def open_folder(folder: Path, settings: Mapping[str, Any], suite: Mapping[str, Any], *, fresh: bool) -> None:
-    """Make the folder, or make sure that what is in it was asked for in the same way. suite: kept for `regrade`."""
-    path = folder / SETTINGS
-    if path.is_file() and fresh:
-        for name in (SAMPLES, PARTIAL, SCORES, SETTINGS):
-            (folder / name).unlink(missing_ok=True)
-    if not path.is_file():
-        write_text(folder / SUITE, json.dumps(suite, indent=2, ensure_ascii=False) + "\n")
-        write_text(path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
-        return
-    before, now = json.loads(path.read_text()), json.loads(json.dumps(settings))
+    """Make the folder, or make sure that what is in it was asked for in the same way. suite: kept for `regrade`.
+
+    fresh: what was asked for in another way is removed.
+    """
+    path, now = folder / SETTINGS, json.loads(json.dumps(settings))
+    before = json.loads(path.read_text()) if path.is_file() else {}
     changed = [name for name in now if now[name] != before.get(name)]
-    if changed:
+    if before and changed and not fresh:
         shown = ", ".join(f"{name} was {_short(before.get(name))} and is {_short(now[name])}" for name in changed)
         raise RecipeError(
             f"{folder}: evaluated with other settings ({shown}); use --out for another folder, or --fresh to remove "
             "what is there"
         )
+    if before and changed:
+        for name in (SAMPLES, PARTIAL, SCORES, SETTINGS):
+            (folder / name).unlink(missing_ok=True)
+    if changed:
+        write_text(folder / SUITE, json.dumps(suite, indent=2, ensure_ascii=False) + "\n")
+        write_text(path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
 
 @contextmanager
