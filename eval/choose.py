@@ -54,16 +54,19 @@ def targets_of(
 
 
 def suites_of(
-    names: Sequence[str], recipe: str | None, chosen: Sequence[Target], *, headroom: bool
+    names: Sequence[str], recipe: str | None, chosen: Sequence[Target], *, opponent: str | None = None, headroom: bool
 ) -> tuple[list[Loaded], Grading]:
-    """The named suites, or the held-out (headroom: training) rows of a recipe, else of the first run; how to grade."""
+    """The named suites, or the held-out (headroom: training) rows of a recipe, else of the first run; how to grade.
+
+    opponent: label of the target to compare with; its run counts last.
+    """
     own: tuple[Recipe, Path] | None = None
     if recipe is not None:
         from slmgrpo.recipe_load import load
 
         read = load(recipe)
         own = read.recipe, read.base
-    elif run := next((target.run for target in chosen if target.run), None):
+    elif run := next((t.run for t in sorted(chosen, key=lambda t: t.label == opponent) if t.run), None):
         own = targets.recipe_of(run)
     grading = own[0].grading if own else Grading()
     if headroom:

@@ -105,7 +105,7 @@ def run(
             raise RecipeError(f"--lm-eval: the harness has its own prompts and sampling; leave {', '.join(idle)} out")
         hand_over(chosen, lm_eval, limit=limit, stage=lambda text: typer.echo(text, err=True))
         return
-    loaded, grading = choose.suites_of(suite or [], recipe, chosen, headroom=headroom)
+    loaded, grading = choose.suites_of(suite or [], recipe, chosen, opponent=opponent, headroom=headroom)
     if sandbox:
         grading = Grading.model_validate(grading.model_dump() | {"sandbox": _sandbox(sandbox)})
     options = evaluating.Options(
