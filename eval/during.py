@@ -19,7 +19,7 @@ from slmgrpo.eval.complete import Problem, complete_within_memory
 from slmgrpo.eval.evaluate import Options, Unit, conclude, submit, unit_of, warnings
 from slmgrpo.eval.grading import Graded, Grader, label_answers
 from slmgrpo.eval.rows import rows_of
-from slmgrpo.eval.suites import Loaded
+from slmgrpo.eval.suites import HELDOUT, Loaded
 from slmgrpo.eval.targets import Base, Target, merged_of
 from slmgrpo.interrupt import Interrupts
 from slmgrpo.model import Policy
@@ -29,9 +29,6 @@ from slmgrpo.rewards.base import Reward
 from slmgrpo.rewards.pool import Pool
 from slmgrpo.rollout.engine import Engine
 from slmgrpo.run import RunDir
-
-HELDOUT = "heldout"
-"""The name of the recipe's own held-out rows among the suites."""
 
 
 def suites_of(recipe: Recipe, base: Path) -> list[Loaded]:
@@ -43,7 +40,7 @@ def suites_of(recipe: Recipe, base: Path) -> list[Loaded]:
             found += suites.find(path)
         except RecipeError as error:
             raise RecipeError(f"eval.suites: {error}") from None
-    names = [HELDOUT, *(loaded.name for loaded in found)]
+    names = [loaded.name for loaded in found]
     if double := next((name for name in names if names.count(name) > 1), None):
         raise RecipeError(f"eval.suites: {double} is there twice; name each suite once")
     if recipe.eval.best is not None:

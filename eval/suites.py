@@ -19,6 +19,8 @@ from slmgrpo.recipe_yaml import Problem, Spot, Unreadable, parse, read_text
 from slmgrpo.rewards.base import Reward, load_rewards
 
 PACKAGED = Path(__file__).parent / "suites"
+HELDOUT = "heldout"
+"""What training calls the scores of a recipe's own held-out rows, among those of suites."""
 LONGER = 4
 """The second token budget of a recipe's own rows is this many times the trained one."""
 
@@ -165,7 +167,13 @@ def load(path: Path) -> Loaded:
         raise _error(shown, [*problems, *_problems(error, tree)]) from None
     if problems:
         raise _error(shown, problems)
-    return Loaded(suite if suite.name else suite.model_copy(update={"name": path.stem}), path.parent)
+    name = suite.name or path.stem
+    if name == HELDOUT or not re.fullmatch(r"\w[\w.-]*", name):
+        raise RecipeError(
+            f"{shown}: name: `{name}` cannot be the folder of its evaluations; use letters, digits, _, . and -, and "
+            f"not {HELDOUT}, which is training's own"
+        )
+    return Loaded(suite.model_copy(update={"name": name}), path.parent)
 
 
 def copy(name: str, to: Path) -> Path:
@@ -182,7 +190,7 @@ def copy(name: str, to: Path) -> Path:
     return target
 
 
-def of_recipe(recipe: Recipe, base: Path, part: str = "heldout") -> list[Loaded]:
+def of_recipe(recipe: Recipe, base: Path, part: str = HELDOUT) -> list[Loaded]:
     """A recipe's held-out (or training) sources as suites, with the recipe's prompt, rules and sampling."""
     found: list[Loaded] = []
     sampling = SuiteSampling(
@@ -193,7 +201,7 @@ def of_recipe(recipe: Recipe, base: Path, part: str = "heldout") -> list[Loaded]
         budgets=[recipe.sampling.max_tokens, LONGER * recipe.sampling.max_tokens],
         stop=recipe.sampling.stop,
     )
-    for source in recipe.data.heldout if part == "heldout" else recipe.data.train:
+    for source in recipe.data.heldout if part == HELDOUT else recipe.data.train:
         stem = re.split(r"[:/]", source.source)[-1].rsplit(".", 1)[0]
         name = re.sub(r"[^\w-]+", "_", f"{part}_{stem}")
         count = sum(suite.name == name or suite.name.startswith(f"{name}-") for suite in found)

@@ -217,7 +217,14 @@ def test_a_copy_is_the_same_suite(tmp_path: Path) -> None:
         suites.copy("gsm8k", made)
 
 
+WHOLE = "data: {source: 'file:rows.jsonl'}\nrewards: [{use: math.correct}]\n"
 BAD = {
+    "the name of training's own scores": (
+        f"name: heldout\n{WHOLE}",
+        "name: `heldout` cannot be the folder of its evaluations",
+    ),
+    "a name that is no folder": (f"name: my/suite\n{WHOLE}", "name: `my/suite` cannot be the folder"),
+    "a name that is another folder": (f"name: ..\n{WHOLE}", "name: `..` cannot be the folder"),
     "unknown key": ("prompt: {sistem: x}\n", "line 1: prompt.sistem: no such key; did you mean `system`?"),
     "missing": ("rewards: [{use: math.correct}]\n", "data: is required"),
     "wrong type": ("sampling: {samples: many}\n", "sampling.samples: must be a valid integer, not `many`"),
