@@ -16,7 +16,18 @@ from slmgrpo.eval.stats import Difference
 from slmgrpo.eval.store import Evaluated, find
 from slmgrpo.run import write_text
 
-SAME = ("suite_digest", "rows_digest", "samples", "greedy", "budgets", "temperature", "top_p", "top_k", "stop")
+SAME = (
+    "suite_digest",
+    "rows_digest",
+    "samples",
+    "greedy",
+    "budgets",
+    "temperature",
+    "top_p",
+    "top_k",
+    "stop",
+    "best_of",
+)
 """Settings that must be equal; seeds and models may differ."""
 LEVEL = 0.05
 

@@ -23,6 +23,7 @@ from slmgrpo.eval.targets import Target
 from slmgrpo.recipe import Grading, RewardUse, Sampling
 from slmgrpo.rewards.base import Reward
 from slmgrpo.rewards.pool import Pool
+from slmgrpo.rewards.score import grader_version
 from slmgrpo.rules import sandbox_in
 from slmgrpo.run import sha256
 
@@ -83,6 +84,10 @@ class Unit:
     @property
     def sampling(self) -> Sampling:
         return Sampling(**{name: self.settings[name] for name in ("temperature", "top_p", "top_k", "min_p", "stop")})
+
+    @property
+    def grader(self) -> str:
+        return grader_version((*self.problems[0].rules, *self.problems[0].also))
 
     def origin(self, options: Options) -> dict[str, Any]:
         """Where problems and rules came from, for `slmgrpo eval regrade`."""
@@ -154,7 +159,13 @@ def _evaluate_base(
             yield _run(unit, bench, options, pool, watcher, (done, total))
             done += len(unit.problems) * (unit.ask.samples + unit.ask.greedy)
         else:
-            yield store.load(unit.folder, unit.target.label)
+            saved = store.load(unit.folder, unit.target.label)
+            if saved.grader != unit.grader:
+                watcher.note(
+                    f"{unit.folder}: graded by another version of the rules; `slmgrpo eval regrade {unit.folder}` "
+                    "applies the present one"
+                )
+            yield saved
 
 
 @contextmanager
@@ -283,7 +294,8 @@ def conclude(unit: Unit, graded: Sequence[Graded], *, seconds: float) -> store.E
         rules = ", ".join(rule.use for rule in unit.problems[0].rules)
         raise RecipeError(f"{unit.loaded.name}: none of its rules ({rules}) says right or wrong; mark one @correctness")
     lines = lines_of(graded, unit.problems, questions=unit.loaded.suite.republish)
-    return store.save(unit.target.label, unit.folder, unit.settings, lines, seconds=round(seconds, 2))
+    took = round(seconds, 2)
+    return store.save(unit.target.label, unit.folder, unit.settings, lines, unit.grader, seconds=took)
 
 
 def submit(one: Written, budgets: Sequence[int], tokenizer: Any, grader: Grader) -> None:

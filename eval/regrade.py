@@ -17,6 +17,7 @@ from slmgrpo.eval.samples import lines_of, written_of
 from slmgrpo.eval.store import Evaluated
 from slmgrpo.recipe import Grading
 from slmgrpo.rewards.pool import Pool
+from slmgrpo.rewards.score import grader_version
 from slmgrpo.rules import sandbox_in
 
 
@@ -33,7 +34,8 @@ def regrade(before: Evaluated, grading: Grading, *, data: Path | None = None) ->
     """Judge every saved completion anew and write samples and scores. data: where the plain files lie now."""
     if not all(line["token_ids"] for line in before.lines):
         raise RecipeError(
-            f"{before.folder}: its samples hold no texts (the suite must not be republished); evaluate again"
+            f"{before.folder}: its samples hold no texts (the suite must not be republished); remove samples.jsonl and "
+            "evaluate again"
         )
     origin = json.loads((before.folder / store.SUITE).read_text())
     suite = suites.Suite.model_validate(origin["suite"], by_alias=True)
@@ -58,6 +60,7 @@ def regrade(before: Evaluated, grading: Grading, *, data: Path | None = None) ->
     lines = lines_of(graded, problems, questions=True)
     old = {(line["id"], line["member"], line["greedy"]): line["correct"] for line in before.lines}
     changed = [line["id"] for line in lines if line["correct"] != old[line["id"], line["member"], line["greedy"]]]
+    grader = grader_version((*rules, *also))
     with writing_to(before.folder, "copy the folder to where you may write, and regrade the copy"):
-        after = store.save(before.label, before.folder, before.settings, lines)
+        after = store.save(before.label, before.folder, before.settings, lines, grader)
     return Regraded(before, after, tuple(dict.fromkeys(changed)))

@@ -16,7 +16,6 @@ from slmgrpo.eval import scores
 from slmgrpo.eval.complete import Written
 from slmgrpo.eval.samples import at_budget, read_lines
 from slmgrpo.eval.stats import Estimate
-from slmgrpo.rewards.score import grader_version
 from slmgrpo.run import write_text
 
 SETTINGS, SUITE = "settings.json", "suite.json"
@@ -92,9 +91,11 @@ def completion_line(one: Written) -> str:
     return json.dumps({name: getattr(one, name) for name in names}, ensure_ascii=False) + "\n"
 
 
-def save(label: str, folder: Path, settings: Mapping[str, Any], lines: list[dict[str, Any]], **extra: Any) -> Evaluated:
-    """Write scores, then samples: where the samples are, the evaluation is whole."""
-    found = _summary(label, folder, settings, lines, grader_version())
+def save(
+    label: str, folder: Path, settings: Mapping[str, Any], lines: list[dict[str, Any]], grader: str, **extra: Any
+) -> Evaluated:
+    """Write scores, then samples: where the samples are, the evaluation is whole. grader: see `grader_version`."""
+    found = _summary(label, folder, settings, lines, grader)
     _write_scores(found, extra)
     write_text(folder / SAMPLES, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     (folder / PARTIAL).unlink(missing_ok=True)

@@ -55,7 +55,8 @@ def load(use: str, *, base: Path | None = None) -> Rule:
         if name not in rules_of(module):
             raise RecipeError(f"rewards: slmgrpo.rewards.{place} has no `{name}`{closest(name, rules_of(module))}")
         return vars(module)[name]
-    module = _load_file(use, Path(place), base) if place.endswith(".py") else _load_module(use, place)
+    module = _module(use, place, base)
+    own_version(use, base=base)  # of the file as it is now; it may be edited while a run goes on
     rule = getattr(module, name, None)
     if not callable(rule):
         raise RecipeError(
@@ -69,6 +70,18 @@ def load(use: str, *, base: Path | None = None) -> Rule:
     except (TypeError, ValueError):
         raise RecipeError(f"rewards: `{use}`: the parameters of `{name}` cannot be read; wrap it in a `def`") from None
     return rule
+
+
+@functools.cache
+def own_version(use: str, *, base: Path | None = None) -> str:
+    """`mine.py-1f0c02ab33de`: a digest of the file of a rule of your own, not of what it imports; "" if packaged."""
+    place, colon, _ = use.rpartition(":")
+    file = Path(getattr(_module(use, place, base), "__file__", None) or "") if colon else Path()
+    return f"{file.name}-{hashlib.sha256(file.read_bytes()).hexdigest()[:12]}" if file.is_file() else ""
+
+
+def _module(use: str, place: str, base: Path | None) -> Any:
+    return _load_file(use, Path(place), base) if place.endswith(".py") else _load_module(use, place)
 
 
 def _load_module(use: str, place: str) -> Any:

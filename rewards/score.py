@@ -15,7 +15,7 @@ from typing import Any
 from slmgrpo.errors import RecipeError
 from slmgrpo.recipe import RewardUse
 from slmgrpo.rewards.base import Reward, Verdict, completion_text, gated, load_rewards, missing_columns, text_of
-from slmgrpo.rewards.find import closest
+from slmgrpo.rewards.find import closest, own_version
 
 CHUNK = 512
 MAX_DEPTH = 100
@@ -27,6 +27,7 @@ class Scored:
 
     id: str
     verdicts: Mapping[str, Verdict]
+    grader: str = ""
 
     def as_json(self) -> str:
         """One object: id, values, read, why, grader. read is the first answer that a rule read."""
@@ -42,16 +43,24 @@ class Scored:
                 "values": {name: verdict.value for name, verdict in self.verdicts.items()},
                 "read": next((read for read in reads if read is not None), None),
                 "why": why,
-                "grader": grader_version(),
+                "grader": self.grader,
             },
             ensure_ascii=False,
         )
         return text.encode("utf-8", "backslashreplace").decode("utf-8")  # half a surrogate pair as JSON's \\uD800
 
 
+def grader_version(rewards: Iterable[Reward] = ()) -> str:
+    """Digests of the packaged rules' sources and of own rules' files, math-verify's version.
+
+    Saved scores are comparable where it is equal.
+    """
+    own = {own_version(reward.use, base=reward.base) for reward in rewards}
+    return "+".join([_packaged_version(), *sorted(own - {""})])
+
+
 @functools.cache
-def grader_version() -> str:
-    """A digest of the rules' sources and of math-verify's version: saved scores are comparable where it is equal."""
+def _packaged_version() -> str:
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
@@ -173,6 +182,7 @@ def score(
         problems = missing_columns(rewards, row)
         if problems:
             raise RecipeError(f"{file}: row {number}\n  " + "\n  ".join(problems) + "\n  use --map NAME=COLUMN")
+    grader = grader_version(rewards)
     with Pool(workers, timeout_s=timeout_s, sandbox=sandbox) as pool:
         for start in range(0, len(every), CHUNK):
             chunk = every[start : start + CHUNK]
@@ -188,7 +198,7 @@ def score(
                 for i, row in enumerate(chunk)
             ]
             for row, verdicts in zip(chunk, pool.grade(tasks), strict=True):
-                yield Scored(str(row["id"]), gated(verdicts, rewards))
+                yield Scored(str(row["id"]), gated(verdicts, rewards), grader)
 
 
 def as_text(scored: Sequence[Scored], *, shown: int = 20) -> str:
@@ -207,5 +217,5 @@ def as_text(scored: Sequence[Scored], *, shown: int = 20) -> str:
         counts = ", ".join(f"{status} {count}" for status, count in Counter(v.status for v in verdicts).most_common())
         mean = f"mean {sum(values) / len(values):.4f} of {len(values)}" if values else "nothing judged"
         lines.append(f"{name}: {mean}; {counts}")
-    lines.append(f"grader {grader_version()}")
+    lines.append(f"grader {scored[0].grader if scored else grader_version()}")
     return "\n".join(lines)

@@ -114,6 +114,14 @@ def evaluated(
     return evaluate.evaluate(chosen, suites.find(suite), settings, watcher or evaluate.Silent())
 
 
+class Noting(evaluate.Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
 class Counting(evaluate.Silent):
     def __init__(self) -> None:
         self.written: list[int] = []
@@ -137,6 +145,14 @@ def test_other_settings_never_mix(here: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"samples was 0 and is 2.*--out.*--fresh"):
         evaluated("tiny", out=tmp_path, samples=2)
     assert evaluated("tiny", out=tmp_path, samples=2, fresh=True)[0].settings["samples"] == 2
+
+
+def test_fresh_removes_only_what_other_settings_left(tmp_path: Path) -> None:
+    for settings, kept in (({"samples": 2}, False), ({"samples": 2}, True), ({"samples": 3}, False)):
+        store.open_folder(tmp_path, settings, {}, fresh=True)
+        assert (tmp_path / store.PARTIAL).is_file() == kept
+        assert json.loads((tmp_path / store.SETTINGS).read_text()) == settings
+        (tmp_path / store.PARTIAL).write_text("")
 
 
 def test_scale_0_writes_what_the_base_writes_and_scale_1_what_the_run_writes(here: Path, tmp_path: Path) -> None:
@@ -214,6 +230,32 @@ def test_best_of_n_by_a_rule_is_scored_beside(here: Path, tmp_path: Path) -> Non
         evaluated("tiny", out=tmp_path, samples=4, best_of="math.correct")
 
 
+OWN_RULE = """
+from slmgrpo.rewards.base import correctness
+
+@correctness
+def right(completion: str) -> float:
+    return {}
+"""
+
+
+def test_verdicts_of_different_versions_of_an_own_rule_do_not_mix(here: Path, tmp_path: Path) -> None:
+    text = suites.packaged_suites()["tiny_math"].read_text().replace("math.correct", "./mine.py:right")
+    found = []
+    for version in ("0.0", "1.0"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "mine.py").write_text(OWN_RULE.format(version))
+        (tmp_path / version / "mine.yaml").write_text(text)
+        suite = str(tmp_path / version / "mine.yaml")
+        found += evaluated("tiny", out=tmp_path / version, suite=suite, limit=2)
+    with pytest.raises(RecipeError, match="graded by different versions of the rules"):
+        compare([(found[0], found[1])])
+    saved, noting = found[1].folder / store.SCORES, Noting()
+    saved.write_text(saved.read_text().replace(found[1].grader, found[0].grader))
+    evaluated("tiny", out=tmp_path / "1.0", suite=str(tmp_path / "1.0/mine.yaml"), limit=2, watcher=noting)
+    assert f"slmgrpo eval regrade {found[1].folder}" in noting.notes[-1]
+
+
 def test_headroom_is_looked_for_on_training_rows(here: Path, tmp_path: Path) -> None:
     chosen, _ = choose.targets_of(["tiny"], None, headroom=True)
     loaded, grading = choose.suites_of([], "quickstart", chosen, headroom=True)
@@ -231,6 +273,20 @@ def test_scales_are_compared_with_the_scale_0(here: Path) -> None:
     assert opponent == "step_12@0"
     with pytest.raises(RecipeError, match="each lies between 0"):
         choose.targets_of(["runs/first"], None, scales="0,2")
+
+
+def test_rows_are_those_of_the_evaluated_run_and_not_of_its_opponent(here: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(here / "runs/first", tmp_path / "other")
+    recipe = json.loads((other / "recipe.json").read_text())
+    del recipe["data"]["heldout"][1:]
+    (other / "recipe.json").write_text(json.dumps(recipe))
+    for evaluating, against, count in (
+        ("runs/first", str(other), 3),
+        (str(other), "runs/first", 1),
+        ("tiny", str(other), 1),
+    ):
+        chosen, opponent = choose.targets_of([evaluating], against)
+        assert len(choose.suites_of([], None, chosen, opponent=opponent, headroom=False)[0]) == count
 
 
 # Saved samples
@@ -402,14 +458,9 @@ def test_code_without_a_jail_is_refused_before_a_model_is_loaded(
 def test_questions_that_must_not_be_published_are_not_saved(here: Path, tmp_path: Path) -> None:
     text = suites.packaged_suites()["tiny_math"].read_text() + "republish: false\n"
     (tmp_path / "secret.yaml").write_text(text)
-    notes: list[str] = []
-
-    class Noting(evaluate.Silent):
-        def note(self, text: str) -> None:
-            notes.append(text)
-
-    found = evaluated("tiny", out=tmp_path, suite=str(tmp_path / "secret.yaml"), watcher=Noting())[0]
-    assert "ask not to publish" in notes[0]
+    noting = Noting()
+    found = evaluated("tiny", out=tmp_path, suite=str(tmp_path / "secret.yaml"), watcher=noting)[0]
+    assert "ask not to publish" in noting.notes[0]
     saved = (found.folder / "samples.jsonl").read_text() + (found.folder / "settings.json").read_text()
     assert "What is" not in saved
 

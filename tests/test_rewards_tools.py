@@ -52,6 +52,19 @@ def test_score_reads_any_columns_and_says_what_it_read(tmp_path: Path) -> None:
     assert "math.correct: mean 0.3333 of 3; correct 1, wrong 1, no_answer 1" in text and "grader " in text
 
 
+def test_scores_of_an_own_rule_name_its_version(tmp_path: Path) -> None:
+    file = jsonl(tmp_path, [{"completion": "x"}])
+    graders = []
+    for folder, value in (("a", 0), ("b", 0), ("c", 1)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(f"def rule(completion): return {value}\n")
+        scored = list(score.score(file, score.rewards_of(["./mine.py:rule"], {}, tmp_path / folder)))
+        graders.append(json.loads(scored[0].as_json())["grader"])
+        assert f"grader {graders[-1]}" in score.as_text(scored)
+    assert graders[0] == graders[1] != graders[2]
+    assert graders[0].startswith(f"{score.grader_version()}+mine.py-")
+
+
 def test_one_rule_has_a_plain_reason(tmp_path: Path) -> None:
     file = jsonl(tmp_path, [{"completion": "Answer: B", "answer": "B", "choices": ["x", "y"]}])
     (item,) = score.score(file, score.rewards_of(["mcq.correct"], {}))
