@@ -55,7 +55,8 @@ def compare(pairs: Sequence[tuple[Evaluated, Evaluated]]) -> list[Comparison]:
     """Compare each pair (a, b) at each budget; refuses what was not evaluated alike."""
     found = []
     for a, b in pairs:
-        _check_alike(a, b)
+        if why := unlike(a, b):
+            raise RecipeError(why)
         for budget in a.settings["budgets"]:
             before, after = (correct_by_problem(at_budget(side.lines, budget)) for side in (a, b))
             ids = list(before)
@@ -100,16 +101,18 @@ def _name(path: Path) -> str:
     return f"{parts[-3]}/{parts[-1]}" if len(parts) > 2 and parts[-2] == "eval" else parts[-1]
 
 
-def _check_alike(a: Evaluated, b: Evaluated) -> None:
+def unlike(a: Evaluated, b: Evaluated) -> str:
+    """Why two evaluations do not compare; nothing where they do."""
     differing = [name for name in SAME if a.settings[name] != b.settings[name]]
     if differing:
         shown = ", ".join(f"{name}: {a.settings[name]} and {b.settings[name]}" for name in differing)
-        raise RecipeError(f"{a.folder} and {b.folder} were not evaluated alike ({shown}); evaluate one of them again")
+        return f"{a.folder} and {b.folder} were not evaluated alike ({shown}); evaluate one of them again"
     if a.grader != b.grader:
-        raise RecipeError(
+        return (
             f"{a.folder} and {b.folder} were graded by different versions of the rules; run `slmgrpo eval regrade` on "
             "the older one"
         )
+    return ""
 
 
 def remarks(comparisons: Sequence[Comparison]) -> Iterator[str]:

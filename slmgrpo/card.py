@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slmgrpo.eval import store, table
-from slmgrpo.eval.compare import compare
+from slmgrpo.eval.compare import compare, unlike
 from slmgrpo.eval.targets import Target
 from slmgrpo.recipe import Recipe
 from slmgrpo.run import environment
 
 
-def model_card(target: Target, recipe: Recipe, form: Literal["adapter", "merged"], checked: str) -> str:
-    """README.md of an exported checkpoint. checked: what was found when the files were loaded again."""
+def model_card(target: Target, recipe: Recipe, form: Literal["adapter", "merged"]) -> str:
+    """README.md of an exported checkpoint."""
     import yaml
 
     assert target.run is not None
@@ -57,10 +57,6 @@ The system prompt and the form of the question are part of what was trained: see
 
 {rows}
 
-## Checks
-
-{checked}
-
 ## Licences
 
 The licence of the base model `{recipe.model.id}` holds for this model too, and so do those of the training data.
@@ -86,9 +82,9 @@ def _evaluation(target: Target) -> str:
     after = [one for one in found if one.folder.parent == target.home]
     if not after:
         return f"None yet: run `slmgrpo eval {target.run.path}` before the export and its tables stand here."
-    before = {one.suite: one for one in found if one not in after}
-    pairs = [(before[one.suite], one) for one in after if one.suite in before]
-    shown = [one for one in found if one in after or one.suite in {other.suite for other in after}]
+    before = {one.suite: one for one in found if one.folder.parent != target.home}
+    pairs = [(before[one.suite], one) for one in after if one.suite in before and not unlike(before[one.suite], one)]
+    shown = [*(base for base, _ in pairs), *after]
     comparisons = compare(pairs)
     tables = [table.markdown(title, rows) for title, rows in table.main_table(shown, comparisons)]
     notes = [f"- {note}" for note in table.notes(shown, comparisons)]

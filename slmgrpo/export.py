@@ -52,6 +52,7 @@ def export(target: Target, form: Form, out: Path, *, stage: Callable[[str], None
     from slmgrpo.eval.models import Bench
 
     recipe, folder = recipe_of(target.run)
+    card = model_card(target, recipe, form)  # its faults show before the work is done
     if form == "merged" and target.base.model.load_in_4bit:
         target = replace(
             target, base=replace(target.base, model=target.base.model.model_copy(update={"load_in_4bit": False}))
@@ -84,7 +85,7 @@ def export(target: Target, form: Form, out: Path, *, stage: Callable[[str], None
             f"{out}: {len(wanted) - equal} of {len(wanted)} greedy outputs differ from the run's; nothing is kept"
         )
     done = Exported(out, form, len(wanted), equal, dtype)
-    (partial / "README.md").write_text(model_card(target, recipe, form, _sentence(done)), encoding="utf-8")
+    (partial / "README.md").write_text(f"{card}\n## Checks\n\n{_sentence(done)}\n", encoding="utf-8")
     partial.rename(out)
     return done
 

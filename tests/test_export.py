@@ -12,9 +12,10 @@ from random_models import random_model
 from trained_run import slmgrpo, trained_run
 
 from slmgrpo import export as exporting
+from slmgrpo.card import model_card
 from slmgrpo.errors import RecipeError, RunError
 from slmgrpo.eval import evaluate, suites
-from slmgrpo.eval.targets import Base, parse
+from slmgrpo.eval.targets import Base, parse, recipe_of
 from slmgrpo.export import export
 from slmgrpo.recipe import Grading
 
@@ -98,6 +99,27 @@ def test_a_place_that_cannot_be_written_is_one_message(here: Path) -> None:
     assert (
         done.stderr.splitlines()[-1] == "file/mine: cannot be written (Not a directory); use --out for another folder"
     )
+
+
+def test_the_card_compares_only_what_was_evaluated_alike(here: Path) -> None:
+    for target, limit in ((parse("run"), 10), (parse("run").bare(), 6)):
+        options = evaluate.Options(limit=limit, grading=Grading(workers=1))
+        evaluate.evaluate([target], suites.find("tiny_math"), options, evaluate.Silent())
+    target = parse("run")
+    assert target.run is not None
+    text = model_card(target, recipe_of(target.run)[0], "adapter")
+    assert "tiny_math: 10 problems" in text
+    assert "base |" not in text and "won:lost" not in text
+
+
+def test_a_card_that_cannot_be_written_stops_before_the_weights(here: Path) -> None:
+    folder = here / "run/eval/step_12/mine"
+    folder.mkdir(parents=True)
+    for name in ("settings.json", "samples.jsonl"):
+        (folder / name).write_text("{}")
+    with pytest.raises(RecipeError, match=r"mine: no scores\.json"):
+        export(parse("run"), "adapter", here / "mine", stage=silent)
+    assert sorted(path.name for path in here.iterdir()) == ["run"]
 
 
 def test_files_that_say_something_else_are_not_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
