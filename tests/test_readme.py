@@ -82,7 +82,7 @@ def _keys(section, prefix: str):
         key, meaning = f"{prefix}{field.serialization_alias or name}", " ".join((field.description or "").split())
         parts = list(_parts(field.annotation))
         inner = next((part for part in parts if hasattr(part, "model_fields")), None)
-        if inner is not None and list not in map(get_origin, parts):
+        if inner is not None and not any(get_origin(part) is list for part in parts):
             if not field.is_required() and field.default is None:
                 yield f"| `{key}` | `null` | {meaning} |"
             yield from _keys(inner, f"{key}.")
