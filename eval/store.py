@@ -108,7 +108,10 @@ def find(path: Path) -> list[Evaluated]:
         folders = [file.parent for file in sorted(path.glob(f"{pattern}{SETTINGS}")) if finished(file.parent)]
         if folders:
             return [load(folder) for folder in folders]
-    raise RecipeError(f"{path}: no finished evaluation there; run `slmgrpo eval {path}` first")
+    raise RecipeError(
+        f"{path}: no finished evaluation there; `slmgrpo eval RUN` makes one (what a run measured of its held-out rows "
+        "while it trained stands in RUN/eval/step_N/heldout/scores.json)"
+    )
 
 
 def load(folder: Path, label: str | None = None) -> Evaluated:

@@ -136,6 +136,7 @@ class Reward:
         settings = {key: value for key, value in (known or {}).items() if key in takes.settings} | dict(use.settings)
         problems = [
             f"rewards: {use.use} has no setting `{key}`{closest(key, takes.settings)}"
+            + (f"; write `*,` before `{key}` to make it one" if key in takes.data else "")
             for key in settings
             if key not in takes.settings and not takes.open_ended
         ]

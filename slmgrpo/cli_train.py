@@ -61,7 +61,8 @@ def train(
     from slmgrpo import run as runs
 
     if (recipe is None) == (resume is None):
-        raise RecipeError("train: give a recipe, or --resume RUN; `slmgrpo recipes` lists the packaged ones")
+        which = "not both" if recipe else "`slmgrpo recipes` lists the packaged ones"
+        raise RecipeError(f"train: give a recipe, or --resume RUN; {which}")
     if resume is not None:
         if out or name:
             raise RecipeError("train: a resumed run keeps its folder and name; take --out and --name away")
@@ -69,6 +70,10 @@ def train(
 
         run = runs.open_run(resume)
         spec, base = recipe_of(run, overrides or (), allow_changes=allow_changes)
+        if not overrides and not allow_changes and (last := run.finished_at()):
+            longer = shlex.join(["slmgrpo", "train", "--resume", str(resume), "--set", f"train.steps={2 * last}"])
+            typer.echo(f"{resume}: finished at step {last}; to go further: {longer} --allow-changes")
+            return
     else:
         from slmgrpo.recipe_load import load
 
@@ -76,7 +81,10 @@ def train(
         loaded = load(recipe, overrides or ())
         run, base = None, loaded.base
         spec = loaded.recipe.model_copy(update={"name": name}) if name else loaded.recipe
-    typed = None if recipe is None else ["slmgrpo", "train", recipe, *_sets(overrides)]
+    typed = None
+    if recipe is not None:
+        kept = [value for value in overrides or () if not value.startswith("train.steps=")]
+        typed = ["slmgrpo", "train", recipe, *([] if gpus == "auto" else ["--gpus", gpus]), *_sets(kept)]
     if ranks.of_environment().world > 1:
         planned = plans.plan(spec, gpus=ranks.of_environment().world, nodes=nodes, base=base)
         with ranks.joined() as joined:
@@ -94,7 +102,7 @@ def train(
     place = run.path if run else out or runs.fresh(spec.name)
     if run is None:
         runs.refuse_used(place)
-    arguments = ["train", "--nodes", str(nodes), *_sets(overrides)]
+    arguments = ["train", "--gpus", gpus, "--nodes", str(nodes), *_sets(overrides)]
     if recipe is not None:
         arguments += [recipe, "--out", str(place), *(["--name", name] if name else [])]
     else:
@@ -130,7 +138,8 @@ def _train(
     console.print(view.summary(spec.name, metrics, outcome.before, outcome.after))
     console.print(f"\nrun: {outcome.run.path}", soft_wrap=True)
     longer = [shlex.join([*typed, "--set", f"train.steps={2 * plan.steps}"])] if typed and not spec.train.epochs else []
-    following = [f"slmgrpo diagnose {outcome.run.path}", f"slmgrpo eval {outcome.run.path}", *longer]
+    path = shlex.quote(str(outcome.run.path))
+    following = [f"slmgrpo diagnose {path}", f"slmgrpo eval {path}", *longer]
     console.print("next: " + "\n      ".join(following), soft_wrap=True)
 
 

@@ -200,7 +200,10 @@ def _load(source: Source, index: int, base: Path, need: set[str], notes: list[st
             shown.append(f"{source.source}: {len(complaints) - len(shown)} more kinds of unreadable row")
         raise RecipeError("\n".join(shown))
     if not rows:
-        raise RecipeError(f"{source.source}: no rows in split `{source.split}`; a source must have at least one")
+        raise RecipeError(
+            f"{source.source}: no rows in split `{source.split}`; a source must have at least one: is the data empty, "
+            "or shorter than the slice?"
+        )
     notes += [
         f"{source.source}: column `{name}` is left out, rules know the run's own by it" for name in sorted(left_out)
     ]

@@ -334,7 +334,7 @@ def _gain(curves: Curves) -> Finding | None:
     right = change(values)
     if _lags_behind(curves, right) is not None:
         return None
-    evidence = [f"accuracy {right.start:.2f} to {right.end:.2f} ({right.z:.0f} standard errors)"]
+    evidence = [f"accuracy {right.start:.2f} to {right.end:.2f}"]
     if len(curves.heldout) > 1:
         (first, before, n), (last, after, m) = curves.heldout[0], curves.heldout[-1]
         evidence.append(f"held-out accuracy {before / n:.2f} (step {first}) to {after / m:.2f} (step {last})")

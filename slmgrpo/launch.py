@@ -88,7 +88,11 @@ def _what_failed(failed: Any, run: Path) -> BaseException:
         how = f"ended with code {first.exitcode}"
     if 2 in codes and first.exitcode > 0:
         return RecipeError("")
-    rest = f"; see {run}/logs; resume with `slmgrpo train --resume {run}`" if (run / "recipe.json").is_file() else ""
+    rest = (
+        f"; see {run}/logs; resume with `slmgrpo train --resume {shlex.quote(str(run))}`"
+        if (run / "recipe.json").is_file()
+        else ""
+    )
     return RunError(f"{where}: {how}, and the other ranks were stopped{rest}")
 
 

@@ -287,14 +287,18 @@ def describe(plan: Plan) -> list[tuple[str, str]]:
     if plan.rows is None or plan.epochs is None:
         data = "number of training rows not known here"
     else:
-        data = f"{plan.rows:,} rows, {plan.epochs:.3g} epochs"
+        data = f"{plan.rows:,} rows, {plan.epochs:.3g} {'epoch' if plan.epochs == 1 else 'epochs'}"
     schedule = {"constant": "constant", "linear": "linear to 0", "cosine": "cosine to 0"}[plan.lr_scheduler_type]
     warmup = f", {plan.warmup_steps:,} steps of warmup" if plan.warmup_steps else ""
     pairs = [
         ("recipe", plan.recipe),
         ("steps", f"{plan.steps:,}{rollouts}"),
         ("a step", f"{plan.prompts_per_step} prompts x {plan.group_size} = {plan.completions_per_step:,} completions"),
-        *([("a rank", f"{_of(plan.prompts_per_rank, 'prompt')} of a step")] if plan.gpus > 1 else []),
+        *(
+            [("ranks", f"{plan.gpus}"), ("a rank", f"{_of(plan.prompts_per_rank, 'prompt')} of a step")]
+            if plan.gpus > 1
+            else []
+        ),
         ("in all", f"{plan.prompts:,} prompts, {plan.completions:,} completions"),
         ("data", data),
         (

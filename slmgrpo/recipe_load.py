@@ -93,7 +93,9 @@ def find(path_or_name: str | Path, *, beside: Path | None = None) -> Path:
     here = Path.cwd() if beside is None else beside
     names = {**{name: name for name in packaged}, **{file.stem: file.name for file in here.glob("*.yaml")}}
     near = [names[close] for close in difflib.get_close_matches(Path(name).name, names, n=3, cutoff=0.6)]
-    near = near or [f"`slmgrpo recipes` lists the packaged ones: {', '.join(n for n in packaged if n[0] != '_')}"]
+    near = near or [
+        f"`slmgrpo recipes` lists the packaged ones: {', '.join(n for n in packaged if '/' not in n and n[0] != '_')}"
+    ]
     hint = f"did you mean {' or '.join(f'`{n}`' for n in near)}?" if near[0] in names.values() else near[0]
     raise RecipeError(f"{text}: no such recipe; {hint}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterator
 from types import UnionType
@@ -173,6 +174,8 @@ def _advice(annotations: list[Any], value: Any) -> str:
         if bool in allowed and value.lower() in ("yes", "on", "y", "no", "off", "n"):
             return f"; write {'true' if value.lower() in ('yes', 'on', 'y') else 'false'}"
         if allowed & {int, float} and _is_number(value):
+            if not math.isfinite(float(value)):
+                return "; write a finite number"
             return "; write plain digits" if re.match(r"[-+]?0\d|.*_", value) else "; take the quotes off"
         close = difflib.get_close_matches(value.lower(), literals, n=1, cutoff=0.5)
         if close:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import shutil
 import sys
 import time
@@ -92,6 +93,13 @@ class RunDir:
         """What status.json says, or killed: it says running, and no process holds the lock any more."""
         said = self.read_json("status.json")["state"]
         return "killed" if said == "running" and not self._locked() else said
+
+    def finished_at(self) -> int | None:
+        """The last step of a run that has come to its end and is whole; None where there is something left to do."""
+        if not (self.path / "status.json").is_file() or self.state() != "finished":
+            return None
+        step = self.read_json("status.json")["step"]
+        return step if step == max(self.steps(), default=0) else None
 
     def _locked(self) -> bool:
         try:
@@ -243,7 +251,7 @@ def refuse_used(path: Path) -> None:
             raise RecipeError(f"{path}: is not empty and not a run; choose another --out, or empty it")
         RunDir(path).lock()
         raise RecipeError(
-            f"{path}: already in use; continue that run with `slmgrpo train --resume {path}`, "
+            f"{path}: already in use; continue that run with `slmgrpo train --resume {shlex.quote(str(path))}`, "
             "choose another --out, or remove it"
         )
     if path.exists() and not path.is_dir():

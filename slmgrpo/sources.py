@@ -227,7 +227,7 @@ def _jsonl(path: Path) -> Items:
             if not line.strip():
                 continue
             try:
-                record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+                record = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n"))
             except UnicodeDecodeError as error:
                 raise RecipeError(f"{where}: not UTF-8 at byte {error.start + 1}; save the file as UTF-8") from None
             except json.JSONDecodeError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import shutil
 import socket
 import time
@@ -354,7 +355,7 @@ def _ways_on(ctx: context.Context) -> str:
     path = ctx.run.path
     logs = path.glob("logs/attempt_*/rank_0.log")
     log_file = max(logs, key=lambda file: int(file.parent.name.removeprefix("attempt_")), default=None)
-    state = f"resume with `slmgrpo train --resume {path}`"
+    state = f"resume with `slmgrpo train --resume {shlex.quote(str(path))}`"
     if ctx.recipe.trainer == "trl":
         state = f"a new run can start from its adapter with --set adapter={path}"
         state = state if ctx.run.steps() else "nothing was saved"

@@ -47,7 +47,17 @@ def test_a_run_that_says_running_without_a_process_was_killed(tmp_path: Path) ->
     run.unlock()
     assert run.state() == "killed"
     run.status("interrupted", 3)
-    assert run.state() == "interrupted"
+    assert (run.state(), run.finished_at()) == ("interrupted", None)
+
+
+def test_a_finished_run_is_whole_with_its_last_checkpoint(tmp_path: Path) -> None:
+    run = create("x", tmp_path / "run")
+    assert run.finished_at() is None
+    run.status("finished", 4)
+    checkpointed(run, 2)
+    assert run.finished_at() is None
+    checkpointed(run, 4)
+    assert run.finished_at() == 4
 
 
 def test_a_place_that_cannot_be_written_is_refused_and_asking_leaves_nothing(tmp_path: Path) -> None:

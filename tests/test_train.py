@@ -85,6 +85,13 @@ def test_the_summary_shows_before_and_after_with_intervals_and_what_to_do_next(f
     assert max(len(line) for line in shown.splitlines() if "run:" not in line) <= 80  # the path may be long
 
 
+def test_a_finished_run_says_so_when_it_is_resumed(finished: tuple[Path, str]) -> None:
+    run, _ = finished
+    done = slmgrpo("train", "--resume", run, cwd=run)
+    assert done.returncode == 0 and f"{run}: finished at step 4; to go further: slmgrpo train" in done.stdout
+    assert "train.steps=8 --allow-changes" in done.stdout and "training" not in done.stdout
+
+
 def test_a_resumed_run_learns_what_the_uninterrupted_one_does(finished: tuple[Path, str], tmp_path: Path) -> None:
     run, _ = finished
     cut = tmp_path / "run"
