@@ -148,7 +148,7 @@ def find(name: str) -> list[Loaded]:
     groups = sorted({suite.suite.group for suite in every})
     near = difflib.get_close_matches(Path(name).stem, [*packaged, *groups], n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else "`slmgrpo eval suites` lists them"
-    raise RecipeError(f"{name}: no such suite; {hint}")
+    raise RecipeError(f"{name}: no such {'file' if name.endswith('.yaml') else 'suite'}; {hint}")
 
 
 def load(path: Path) -> Loaded:

@@ -94,7 +94,8 @@ def check(loaded: Loaded, tokenizer: Any = None, *, graded_rows: int = 100) -> R
     try:
         tokenizer = tokenizer or _load_tokenizer(recipe)
     except SlmgrpoError as error:
-        findings.unchecked.append(f"prompts: {error}")
+        own = recipe.model.id.startswith(("./", "../", "/"))  # a folder is there or not, a hub may be reached elsewhere
+        (findings.problems if own else findings.unchecked).append(f"prompts: {error}")
     try:
         shown = [
             [ordered(row, source.shuffle_options, recipe.seed) for row in rows]

@@ -245,6 +245,8 @@ def check_report(report: Report) -> RenderableType:
                 listed.add_row("  -", Text(sentence))
             parts += ["", Text(heading, style="bold"), listed]
     verdict = f"{len(report.problems)} problem{'s' * (len(report.problems) > 1)}" if report.problems else "ready"
+    if report.unchecked and not report.problems:
+        verdict = "ready, but for what was not checked"
     if report.absent:
         verdict = f"{verdict}, data not checked" if report.problems else "data not checked"
     return Group(*parts, Text(f"\n{report.recipe}: {verdict}"))

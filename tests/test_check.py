@@ -211,6 +211,13 @@ def test_prompts_that_training_would_refuse_are_to_mend(
     assert report.golds[0].full == 20
 
 
+def test_a_model_folder_that_is_not_there_is_to_mend(tmp_path: Path) -> None:
+    write_rows(tmp_path / "train.jsonl", SUMS)
+    (tmp_path / "mine.yaml").write_text(f"model: ./nowhere\ntrain: {{steps: 5, prompts_per_step: 2}}\n{MATH}")
+    report = check(load(tmp_path / "mine.yaml"), graded_rows=20)
+    assert report.problems[0].startswith("prompts: model.id: ") and "nowhere" in report.problems[0]
+
+
 def test_options_are_shuffled_as_in_training_and_rows_without_any_are_to_mend(tmp_path: Path) -> None:
     recipe = (
         "data: {{train: [{{source: 'file:train.jsonl', shuffle_options: item}}]}}\nrewards: [{{use: {}.correct}}]\n"
