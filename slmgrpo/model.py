@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import logging
 import os
@@ -15,6 +16,7 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from slmgrpo.adapter import add_adapter, check_scale, fill_adapter
@@ -66,7 +68,7 @@ def load(recipe: Recipe, *, max_length: int, sequences: int = 1) -> Policy:
         vllm = fast_inference(recipe, sequences)
     if recipe.model.backend == "unsloth":
         os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache_dir() / "unsloth_compiled"))
-        with quiet():
+        with quiet(), _sparing_vllm():
             import unsloth  # noqa: F401  must come before transformers and peft
     import torch
 
@@ -102,6 +104,27 @@ def load_tokenizer(recipe: Recipe) -> Any:
         return AutoTokenizer.from_pretrained(locate(recipe.model.id), revision=recipe.model.revision)
     except OSError as error:
         raise RecipeError(_cannot_load(recipe.model.id, error)) from None
+
+
+@contextlib.contextmanager
+def _sparing_vllm() -> Iterator[None]:
+    """Unsloth loads `vllm._C` to see whether vLLM is whole. In vLLM's CPU build that library needs AVX-512 with bfloat16.
+
+    On other CPUs, for which vLLM itself has another one, it ends the process (SIGILL): there a blank stands in for it.
+    """
+    import torch
+
+    found = importlib.util.find_spec("vllm")
+    folders = (found.submodule_search_locations or []) if found else []
+    cpu_build = any(any(Path(folder).glob("_C_AVX2.*")) for folder in folders)
+    if not cpu_build or (torch.cpu._is_avx512_supported() and torch.cpu._is_avx512_bf16_supported()):
+        yield
+        return
+    sys.modules["vllm._C"] = ModuleType("vllm._C")
+    try:
+        yield
+    finally:
+        del sys.modules["vllm._C"]
 
 
 def _load_unsloth(recipe: Recipe, source: str, max_length: int, vllm: dict[str, Any]) -> tuple[Any, Any]:
