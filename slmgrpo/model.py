@@ -108,9 +108,9 @@ def load_tokenizer(recipe: Recipe) -> Any:
 
 @contextlib.contextmanager
 def _sparing_vllm() -> Iterator[None]:
-    """Unsloth loads `vllm._C` to see whether vLLM is whole. In vLLM's CPU build that library needs AVX-512 with bfloat16.
+    """Unsloth loads `vllm._C` to see whether vLLM is whole; its CPU build's needs AVX-512 with bfloat16.
 
-    On other CPUs, for which vLLM itself has another one, it ends the process (SIGILL): there a blank stands in for it.
+    On other CPUs, for which vLLM itself has another library, that ends the process (SIGILL): there a blank stands in.
     """
     import torch
 
