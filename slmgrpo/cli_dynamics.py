@@ -193,7 +193,6 @@ def _line(a: Target, b: Target, out: Path, samples: int | None, limit: int | Non
     if (out / "line.json").is_file() and json.loads((out / "line.json").read_text()) != ends:
         raise RecipeError(f"dynamics compare --eval: {out} holds the line between other adapters; choose another --out")
     x, y = geometry.load(a.adapter), geometry.load(b.adapter)
-    out.mkdir(parents=True, exist_ok=True)
     runs.write_text(out / "line.json", json.dumps(ends))
     points = []
     for t in (0.0, 0.25, 0.5, 0.75, 1.0):
