@@ -16,7 +16,7 @@ from slmgrpo.overlap import Overlap, overlap, repeated
 from slmgrpo.plan import Plan, plan
 from slmgrpo.prompts import Rendered, render_all, set_chat_template
 from slmgrpo.questions import ordered
-from slmgrpo.recipe import Recipe, Source
+from slmgrpo.recipe import Recipe, Source, is_path
 from slmgrpo.recipe_load import Loaded
 from slmgrpo.rewards.base import Reward
 from slmgrpo.rewards.pool import Pool
@@ -94,7 +94,7 @@ def check(loaded: Loaded, tokenizer: Any = None, *, graded_rows: int = 100) -> R
     try:
         tokenizer = tokenizer or _load_tokenizer(recipe)
     except SlmgrpoError as error:
-        own = recipe.model.id.startswith(("./", "../", "/"))  # a folder is there or not, a hub may be reached elsewhere
+        own = is_path(recipe.model.id)  # a folder is there or not, a hub may be reached elsewhere
         (findings.problems if own else findings.unchecked).append(f"prompts: {error}")
     try:
         shown = [

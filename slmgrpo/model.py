@@ -21,7 +21,7 @@ from typing import Any
 
 from slmgrpo.adapter import add_adapter, check_scale, fill_adapter
 from slmgrpo.errors import PlanError, RecipeError, RunError
-from slmgrpo.recipe import Lora, Model, Recipe
+from slmgrpo.recipe import Lora, Model, Recipe, is_path
 
 log = logging.getLogger(__name__)
 
@@ -297,7 +297,7 @@ def locate(model_id: str) -> str:
         return str(tiny.path())
     if model_id.startswith("pypi:"):
         return str(from_wheel(model_id.removeprefix("pypi:")))
-    if model_id.startswith((".", "/", "~")) and not Path(model_id).expanduser().is_dir():
+    if is_path(model_id) and not Path(model_id).expanduser().is_dir():
         raise RecipeError(f"model.id: {model_id} is no folder")
     return str(Path(model_id).expanduser()) if Path(model_id).expanduser().is_dir() else model_id
 

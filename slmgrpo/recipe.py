@@ -7,6 +7,11 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field
 
 
+def is_path(name: str) -> bool:
+    """Whether a model or data set is named by a path (`./x`, `../x`, `~/x`, `/x`) and not by its id on a hub."""
+    return name.startswith((".", "/", "~"))
+
+
 class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, use_attribute_docstrings=True, populate_by_name=True, allow_inf_nan=False

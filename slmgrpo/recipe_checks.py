@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from slmgrpo.recipe import GUARD_NAMES, Recipe, RewardUse, Source
+from slmgrpo.recipe import GUARD_NAMES, Recipe, RewardUse, Source, is_path
 from slmgrpo.recipe_rules import wrong_use
 
 Key = tuple[str | int, ...]
@@ -41,7 +41,7 @@ def clashes(recipe: Recipe) -> Iterator[Clash]:
 
 def _model(recipe: Recipe) -> Iterator[Clash]:
     model, sampling = recipe.model, recipe.sampling
-    if model.revision is not None and (model.id == "tiny" or model.id.startswith(("pypi:", "./", "../", "/"))):
+    if model.revision is not None and (model.id == "tiny" or model.id.startswith("pypi:") or is_path(model.id)):
         yield Clash((("model", "revision"),), f"only hub models have revisions, `{model.id}` is none; take it out")
     if sampling.engine == "unsloth" and model.backend != "unsloth":
         text = "engine unsloth writes with unsloth's model; set model.backend: unsloth, or sampling.engine: auto"

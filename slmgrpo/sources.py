@@ -16,7 +16,7 @@ from typing import Any
 
 from slmgrpo.errors import RecipeError
 from slmgrpo.gold import kind
-from slmgrpo.recipe import Source
+from slmgrpo.recipe import Source, is_path
 
 GENERATED_ROWS = 1000
 """Rows that reasoning-gym writes where neither `limit` nor `options.size` says."""
@@ -57,7 +57,7 @@ def read(source: Source, base: Path) -> Records:
 
 def out_of_reach(source: Source, base: Path) -> str | None:
     """What to do where a hub data set cannot be had now; None for all else, whatever else is wrong with it."""
-    if not source.source.startswith("hub:") or _is_folder(source.source.removeprefix("hub:")) or not hub_silence():
+    if not source.source.startswith("hub:") or is_path(source.source.removeprefix("hub:")) or not hub_silence():
         return None
     try:
         read(source, base)
@@ -124,7 +124,7 @@ def _hub(name: str, source: Source, base: Path) -> Records:
     import datasets
     from datasets.exceptions import DatasetsError
 
-    folder = _find(name, base) if _is_folder(name) else None
+    folder = _find(name, base) if is_path(name) else None
     silence = None if folder else hub_silence()
     try:
         with _quietly():
@@ -142,10 +142,6 @@ def _hub(name: str, source: Source, base: Path) -> Records:
         raise RecipeError(f"{source.source}: {cause[0]} (config {source.config}, split {source.split})") from None
     where = f"{source.source}[{source.split}]"
     return Records(folder.name if folder else name, _numbered(where, (dict(row) for row in table)))
-
-
-def _is_folder(name: str) -> bool:
-    return name.startswith((".", "/", "~"))
 
 
 @contextmanager

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trl_replay import ASIDE, AXES, LOSS_TYPES, TOLERANCE
+from trl_replay import ASIDE, AXES, LOSS_TYPES
 
 CHILD = Path(__file__).with_name("trl_replay.py")
+FLOAT64, FLOAT32 = 1e-12, 1e-4
+"""Distance of the gradients over the norm of TRL's."""
 
 
 def child(*arguments: str | Path) -> dict[str, Any]:
@@ -29,11 +31,12 @@ def share(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def assert_same(results: Iterable[dict[str, Any]]) -> None:
-    """Within 1e-5; where rounding to float32 is more than that, about as near with the model in float64.
+    """The same mathematics, and in float32 no more apart than by rounding.
 
-    That happens where the gradient is a small rest of large parts: batches with nothing but KL and entropy in them.
+    That is above 1e-5 where the gradient is a small rest of large parts: batches with nothing but KL and entropy in
+    them, or advantages that cancel.
     """
-    wrong = [result for result in results if not (result["gap"] <= TOLERANCE or result["exact"] <= 1.5 * TOLERANCE)]
+    wrong = [result for result in results if result["exact"] > FLOAT64 or result["gap"] > FLOAT32]
     assert not wrong, wrong[0]
 
 
@@ -72,5 +75,7 @@ def test_twenty_steps_on_the_same_completions_end_in_the_same_weights(share: dic
 def test_gradients_through_the_model_are_trls_on_the_full_grid(loss_type: str) -> None:
     results = child("full", loss_type)["grid"]
     assert len(results) == 192
-    print(loss_type, max(result["gap"] for result in results))
+    close = sum(result["gap"] <= 1e-5 for result in results)
+    print(f"{loss_type}: {close} of {len(results)} within 1e-5 in float32", end=", ")
+    print(f"at most {max(r['gap'] for r in results):.1e}, in float64 {max(r['exact'] for r in results):.1e}")
     assert_same(results)

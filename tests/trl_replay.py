@@ -13,6 +13,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,6 @@ from typing import Any
 
 from replayed import Row, flat_gradient, groups_of, loop_gradient
 
-TOLERANCE = 1e-5
 GROUPS, SIZE, MAX_TOKENS = 4, 4, 12
 PROMPT_LENGTHS = (3, 11, 1, 7)
 """Unequal, so that TRL pads prompts on the left."""
@@ -257,12 +257,51 @@ class Sides:
         return best
 
 
+class PlainHead:
+    """The formulas of TRL's log-prob kernel, which is for CUDA; Unsloth's stand-in on a CPU is part float32 always."""
+
+    @staticmethod
+    def apply(
+        hidden: Any, weight: Any, bias: Any, targets: Any, temperature: float, *_: Any
+    ) -> tuple[Any, Any, None, None, None]:
+        logits = (hidden @ weight.T + (0 if bias is None else bias)) / temperature
+        log_p = logits.log_softmax(-1)
+        return log_p.gather(-1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1), None, None, None
+
+
+@contextmanager
+def in_float64(model: Any) -> Iterator[None]:
+    """Both sides in float64, also where transformers and TRL name float32 (norms, angles, advantages)."""
+    import torch
+    import trl.trainer.utils as trl_utils
+    from torch.overrides import TorchFunctionMode
+
+    def wide(value: Any) -> Any:
+        return torch.float64 if value is torch.float32 else value
+
+    class Wide(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            func = torch.Tensor.double if func is torch.Tensor.float else func
+            return func(*map(wide, args), **{name: wide(value) for name, value in (kwargs or {}).items()})
+
+    kernel, trl_utils._ChunkedLogProbFunction = trl_utils._ChunkedLogProbFunction, PlainHead
+    torch.set_default_dtype(torch.float64)
+    model.double()
+    try:
+        with Wide():
+            yield
+    finally:
+        model.float()
+        torch.set_default_dtype(torch.float32)
+        trl_utils._ChunkedLogProbFunction = kernel
+
+
 def apart(a: Any, b: Any) -> float:
     return float((a - b).norm()) / (float(b.norm()) or 1)
 
 
 def grid(loss_types: list[str], *, full: bool) -> list[dict[str, Any]]:
-    """Each case: size of TRL's gradient, relative distance of ours; beyond TOLERANCE also that of both in float64."""
+    """Each case: size of TRL's gradient, relative distance of ours, and that distance with both in float64."""
     from slmgrpo.recipe import Loss
 
     sides = Sides()
@@ -278,11 +317,9 @@ def grid(loss_types: list[str], *, full: bool) -> list[dict[str, Any]]:
                 named | {"entropy_coef": entropy_coef, "top_entropy_quantile": top_entropy_quantile}
             )
             theirs, ours = sides.theirs(case, loss, data), sides.ours(case, loss, data)
-            size, gap, exact = float(theirs.norm()), apart(ours, theirs), None
-            if gap > TOLERANCE:
-                sides.policy.model.double()
+            size, gap = float(theirs.norm()), apart(ours, theirs)
+            with in_float64(sides.policy.model):
                 exact = apart(sides.ours(case, loss, data), sides.theirs(case, loss, data))
-                sides.policy.model.float()
             results.append({"case": case, "size": size, "gap": gap, "exact": exact})
     return results
 
