@@ -338,10 +338,20 @@ def gated(verdicts: Mapping[str, Verdict], rewards: Sequence[Reward]) -> dict[st
 
 
 def total(verdicts: Mapping[str, Verdict], rewards: Sequence[Reward]) -> float | None:
-    """The weighted sum after gates. None when a required rule, or every rule, cannot judge; other Nones are absent."""
-    settled = gated(verdicts, rewards)
+    """The weighted sum after gates, None where the row cannot be judged.
+
+    So it is where a required rule or every rule gives None, and where one that counts failed or ran out of time, or its
+    gate did: left out, it would be a 0 among the row's siblings. Other Nones are absent.
+    """
+    settled, by_name = gated(verdicts, rewards), {reward.name: reward for reward in rewards}
+
+    def failed(name: str) -> bool:
+        gate = by_name[name].when
+        here = settled[name].status in ("error", "timeout") or (gate is not None and failed(gate))
+        return settled[name].value is None and here
+
     values = [(reward, settled[reward.name].value) for reward in rewards]
-    if any(value is None and reward.required for reward, value in values):
+    if any(value is None and (reward.required or (reward.weight and failed(reward.name))) for reward, value in values):
         return None
     present = [reward.weight * value for reward, value in values if value is not None]
     return math.fsum(present) if present else None

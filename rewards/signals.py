@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from slmgrpo.rewards.base import Reward, Verdict, gated
+from slmgrpo.rewards.base import Reward, Verdict, gated, total
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,35 @@ def quantile(values: Sequence[float], q: float) -> float | None:
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)] if ordered else None
 
 
+@dataclass(frozen=True)
+class RuleErrors:
+    """A rule that failed: how often, of how many completions that it had to judge, and why at first."""
+
+    rule: str
+    count: int
+    of: int
+    first: str
+
+    @property
+    def share(self) -> float:
+        return self.count / self.of
+
+    def __str__(self) -> str:
+        return f"{self.rule} failed on {self.count} of {self.of} completions (first: {self.first})"
+
+
+def rule_errors(graded: Iterable[Mapping[str, Verdict]]) -> list[RuleErrors]:
+    """Rules with errors, over all that each was given to judge: in a mixture that is a part of the completions."""
+    reasons: dict[str, list[str]] = {}
+    judged: Counter[str] = Counter()
+    for verdicts in graded:
+        judged.update(verdicts.keys())
+        for name, verdict in verdicts.items():
+            if verdict.status == "error":
+                reasons.setdefault(name, []).append(verdict.why)
+    return [RuleErrors(name, len(why), judged[name], why[0]) for name, why in reasons.items()]
+
+
 def correctness_share(groups: Sequence[Sequence[Mapping[str, Verdict]]], rewards: Sequence[Reward]) -> float | None:
     """The share of within-group reward variance that the correctness rules carry: their covariance with the total.
 
@@ -55,10 +84,10 @@ def correctness_share(groups: Sequence[Sequence[Mapping[str, Verdict]]], rewards
     for group in groups:
         right, sums = [], []
         for row in group:
+            if total(row, rewards) is None:
+                continue
             settled = gated(row, rewards)
             parts = [(reward, settled[reward.name].value) for reward in rewards]
-            if any(value is None and reward.required for reward, value in parts):
-                continue
             right.append(math.fsum(r.weight * v for r, v in parts if v is not None and r.is_correctness))
             sums.append(math.fsum(r.weight * v for r, v in parts if v is not None))
         if not sums:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from slmgrpo.errors import RecipeError
-from slmgrpo.rewards.base import Reward, Total, Verdict, gated, load, load_rewards, missing_columns, total
+from slmgrpo.rewards.base import Reward, Status, Total, Verdict, gated, load, load_rewards, missing_columns, total
 
 
 def use(name: str, **more: Any) -> Any:
@@ -206,6 +207,18 @@ def test_gates_pass_none_on_and_say_so() -> None:
     assert settled["style"].value is None and settled["style"].status == "gated"
     settled = gated({"right": Verdict(0.0, "wrong"), "style": Verdict(1.0)}, (RIGHT, STYLE))
     assert settled["style"] == Verdict(0.0, "gated", why="right is 0")
+
+
+@pytest.mark.parametrize("status", ["error", "timeout"])
+def test_a_rule_that_fails_leaves_no_total_and_is_no_zero_beside_siblings(status: Status) -> None:
+    """A rule that says None by itself is absent, one that broke is not."""
+    form = Reward("form", 0.25)
+    watched, behind = replace(SHORT, weight=0.0), Reward("behind", 0.5, when="short")
+    failed = {"short": Verdict(None, status), "form": Verdict(1.0), "behind": Verdict(1.0)}
+    assert total(failed, (form, SHORT)) is None
+    assert total(failed, (form, watched)) == 0.25
+    assert total(failed, (form, watched, behind)) is None
+    assert total({**failed, "short": Verdict(None)}, (form, SHORT, behind)) == 0.25
 
 
 def test_a_row_that_no_rule_can_judge_has_no_total() -> None:
