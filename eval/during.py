@@ -98,6 +98,7 @@ class Suites:
         policy: Policy,
         engine: Engine,
         pool: Pool,
+        max_error_rate: float,
         observer: Observer,
         interrupts: Interrupts,
     ) -> dict[str, float]:
@@ -118,7 +119,9 @@ class Suites:
                     unit = self._unit(policy, engine, loaded, rows, target)
                 graded: list[Graded] = []
                 with self.ranks.together(interrupts):
-                    graded = self._graded(unit, self.ranks.own(unit.problems), policy, engine, pool, observer)
+                    graded = self._graded(
+                        unit, self.ranks.own(unit.problems), policy, engine, pool, max_error_rate, observer
+                    )
                 graded = [one for part in self.ranks.gather(graded) for one in part]
                 with self.ranks.together():
                     if self.ranks.first:
@@ -136,10 +139,11 @@ class Suites:
         policy: Policy,
         engine: Engine,
         pool: Pool,
+        max_error_rate: float,
         observer: Observer,
     ) -> list[Graded]:
         """Every completion of these problems of the unit, at every budget."""
-        grader = Grader(problems, pool, max_error_rate=self.recipe.grading.max_error_rate)
+        grader = Grader(problems, pool, max_error_rate=max_error_rate)
         total = len(problems) * (unit.ask.samples + unit.ask.greedy)
         written = complete_within_memory(
             problems,

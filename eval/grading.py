@@ -10,6 +10,7 @@ from slmgrpo.errors import RunError
 from slmgrpo.eval.complete import Problem, Written
 from slmgrpo.rewards.base import Reward, Verdict, gated, total
 from slmgrpo.rewards.pool import Pool, Task
+from slmgrpo.rewards.signals import rule_errors
 
 JUDGED = ("correct", "wrong", "no_answer", "timeout")
 
@@ -55,17 +56,15 @@ class Grader:
 
     def results(self, progress: Callable[[str, int, int], None] = lambda what, done, total: None) -> list[Graded]:
         graded: list[Graded] = []
-        errors: list[str] = []
         for key, verdicts in self._pool.drain():
             one = self._submitted[key]
             graded.append(_judged(one, self._problems[one.id], verdicts))
-            errors += [f"{name}: {v.why}" for name, v in verdicts.items() if v.status == "error"]
             progress("grading", len(graded), len(self._submitted))
-        if len(errors) > self._max_error_rate * len(graded):
-            raise RunError(
-                f"rules failed {len(errors)} times on {len(graded)} completions (first: {errors[0]}); mend the rule or "
-                "the data and run the same command again: what is written is kept"
-            )
+        for broken in rule_errors(one.verdicts for one in graded):
+            if broken.share > self._max_error_rate:
+                raise RunError(
+                    f"{broken}; mend the rule or the data and run the same command again: what is written is kept"
+                )
         return graded
 
 

@@ -50,11 +50,12 @@ def grade(
     pool: Pool,
     tokenizer: Any,
     recipe: Recipe,
+    max_error_rate: float,
     progress: Progress,
 ) -> list[Graded]:
     """Sample once a row with the settings of training, and grade."""
     problems = _problems(prompts)
-    grader = Grader(problems, pool, max_error_rate=recipe.grading.max_error_rate)
+    grader = Grader(problems, pool, max_error_rate=max_error_rate)
     ask = Ask(samples=1, greedy=False, max_tokens=recipe.sampling.max_tokens)
     for done, one in enumerate(complete(problems, ask, engine=engine, tokenizer=tokenizer), 1):
         grader.submit(one)

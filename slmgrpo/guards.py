@@ -10,7 +10,8 @@ from statistics import fmean
 from typing import Any
 
 from slmgrpo.errors import RunError
-from slmgrpo.recipe import Action, GuardName, Guards
+from slmgrpo.recipe import Action, Grading, GuardName, Guards
+from slmgrpo.rewards.signals import rule_errors
 from slmgrpo.rollout.groups import Group, Member
 from slmgrpo.signals import begins_rollout, sampled_entropy
 
@@ -70,7 +71,7 @@ GUARDS: dict[GuardName, Guard] = {
     "reward_errors": Guard(
         "stop",
         "grading.max_error_rate",
-        "share of a step's completions on which one rule failed with an error",
+        "share of the step's completions that a rule had to judge and failed on with an error",
         "the rule or the data has a fault; such completions are no zeros, they are left out",
         "mend the rule or the data (`slmgrpo check`, `slmgrpo reward score RUN/samples.jsonl`)",
     ),
@@ -172,17 +173,6 @@ def _solved_by(group: Group) -> Callable[[Member], bool]:
 def _variety(group: Group) -> float:
     distinct = len({member.completion.token_ids for member in group.members})
     return (distinct - 1) / max(len(group.members) - 1, 1)
-
-
-def rule_errors(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """Per rule the reasons of its errors, one a completion."""
-    found: dict[str, list[str]] = {}
-    for group in groups:
-        for member in group.members:
-            for name, verdict in member.verdicts.items():
-                if verdict.status == "error":
-                    found.setdefault(name, []).append(verdict.why)
-    return found
 
 
 Figure = Callable[[Mapping[str, Any]], float | None]
@@ -298,13 +288,16 @@ class Watch:
         self._tell(text)
         self.warnings[name] = text
 
+    def error_limit(self, grading: Grading) -> float:
+        """Share of errors that ends an evaluation within a run: none where errors do not stop the run (they are told in
+        its scores)."""
+        return grading.max_error_rate if self.action("reward_errors") == "stop" else 1.0
+
     def rewards(self, step: int, groups: Sequence[Group], max_error_rate: float) -> None:
         """A rule that breaks is a fault to mend: called before anything is learned from its rewards."""
-        count = sum(len(group.members) for group in groups)
-        for rule, reasons in rule_errors(groups).items():
-            if len(reasons) > max_error_rate * count:
-                what = f"step {step}: {rule} failed on {len(reasons)} of {count} completions (first: {reasons[0]})"
-                self.breach("reward_errors", what, len(reasons) / count)
+        for broken in rule_errors(member.verdicts for group in groups for member in group.members):
+            if broken.share > max_error_rate:
+                self.breach("reward_errors", f"step {step}: {broken}", broken.share)
 
     def step(self, line: dict[str, Any], adapter: Sequence[tuple[str, Any]]) -> GuardStop | None:
         """Judge a finished step by its metrics line, which gets `guards`: the figures beyond their limits."""

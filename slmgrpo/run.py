@@ -69,7 +69,7 @@ class RunDir:
             raise RecipeError(f"{self.path / name}: not readable as JSON ({error}); was it edited?") from None
 
     def append(self, stream: Path, values: Iterable[dict[str, Any]]) -> None:
-        text = "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
+        text = "".join(json.dumps(value, ensure_ascii=False, default=str) + "\n" for value in values)
         with stream.open("a", encoding="utf-8") as file:
             file.write(text)
 

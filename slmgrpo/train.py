@@ -274,6 +274,7 @@ def _evaluate(
         policy=ctx.policy,
         engine=ctx.engine,
         pool=ctx.pool,
+        max_error_rate=ctx.guards.error_limit(ctx.recipe.grading),
         observer=ctx.observer,
         interrupts=ctx.interrupts,
     )
@@ -302,6 +303,7 @@ def _heldout(ctx: context.Context, heldout: dict[str, Prompted], step: int) -> d
             pool=ctx.pool,
             tokenizer=ctx.policy.tokenizer,
             recipe=ctx.recipe,
+            max_error_rate=ctx.guards.error_limit(ctx.recipe.grading),
             progress=ctx.observer.progress,
         )
     graded = ctx.ranks.gather_shares(graded)

@@ -237,5 +237,5 @@ def broken(completion: str, answer: str) -> float:
 
 
 def test_a_rule_that_fails_too_often_stops_the_evaluation() -> None:
-    with pytest.raises(RunError, match=r"failed 1 times on 1 completions \(first: .*my mistake"):
+    with pytest.raises(RunError, match=r"broken failed on 1 of 1 completions \(first: .*my mistake"):
         _graded(_problem(f"{__name__}:broken", {"answer": "1"}), ["x"])

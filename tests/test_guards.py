@@ -132,6 +132,14 @@ def test_a_rule_that_breaks_stops_the_run_before_anything_is_learned(tmp_path: P
     assert not trained(tmp_path / "more", rules(tmp_path, "return 1 / 0"), "guards.actions={reward_errors: warn}").error
 
 
+def test_a_rule_that_breaks_on_held_out_rows_stops_the_run_unless_its_guard_is_off(tmp_path: Path) -> None:
+    rules(tmp_path, "return 1 / 0")
+    broken = f"rewards: [{{use: '{tmp_path}/own.py:rule'}}]"
+    heldout = ("train.steps=1", f"data.heldout=[{{source: tiny:mcq, split: test, limit: 5, {broken}}}]")
+    assert "failed on 5 of 5 completions" in trained(tmp_path / "run", few_rows(), *heldout).error
+    assert not trained(tmp_path / "more", few_rows(), *heldout, "guards.actions={reward_errors: off}").error
+
+
 def test_a_learning_rate_of_next_to_nothing_is_found_after_three_updates(tmp_path: Path) -> None:
     seen = trained(tmp_path / "run", "optimizer.learning_rate=1e-20", "train.prompts_per_step=6")
     assert "guard adapter_moved: step 3: " in seen.error and "is kept (step 3); resume with" in seen.error

@@ -233,6 +233,15 @@ def verdicts(*pairs: tuple[float | None, float]) -> list[dict[str, Verdict]]:
     return [{"math.correct": Verdict(right), "format.tagged": Verdict(form)} for right, form in pairs]
 
 
+def test_errors_of_a_rule_are_counted_over_what_it_had_to_judge() -> None:
+    """One code prompt among 24 that always fails is no small share of errors."""
+    broken, right = Verdict(None, "error", why="no compiler"), Verdict(1.0, "correct")
+    graded = [{"code.correct": broken, "format.tagged": right}] * 8 + [{"math.correct": right}] * 184
+    (found,) = signals.rule_errors(graded)
+    assert str(found) == "code.correct failed on 8 of 8 completions (first: no compiler)"
+    assert found.share == 1.0
+
+
 def test_the_share_of_variance_that_correctness_carries() -> None:
     def share(*groups: list[dict[str, Verdict]]) -> float | None:
         return signals.correctness_share(groups, (RIGHT, FORM))

@@ -1,4 +1,5 @@
 import json
+from datetime import date
 from functools import partial
 from pathlib import Path
 
@@ -133,7 +134,7 @@ def test_a_save_that_fails_leaves_no_half_folder_and_keeps_the_last_good_one(tmp
 def test_rewind_cuts_steps_behind_the_checkpoint_and_a_half_line(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.append(run.metrics, ({"step": step} for step in range(1, 8)))
-    run.append(run.samples, ({"step": step, "text": "é"} for step in (1, 1, 5, 6)))
+    run.append(run.samples, ({"step": step, "text": "é", "day": date(2026, 1, step)} for step in (1, 1, 5, 6)))
     with run.metrics.open("a") as file:
         file.write('{"step": 8, "rew')
     run.rewind(5)

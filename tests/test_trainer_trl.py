@@ -122,10 +122,12 @@ def test_a_difference_names_field_recipe_and_both_values() -> None:
 
 def test_what_trl_cannot_express_is_refused_together() -> None:
     settings = ['sampling.stop=["END"]', "sampling.engine=vllm", "loss.sampling_correction=bypass"]
+    settings.append("guards.actions={nonfinite: warn}")
     recipe = load("quickstart", settings).recipe
     with pytest.raises(PlanError) as raised:
         trl_config.check(recipe, None)
-    for part in ("3 problems", "sampling.stop", "sampling.engine=vllm", "sampling_correction=bypass"):
+    wanted = ("guards.actions.nonfinite", "sampling.stop", "sampling.engine=vllm", "sampling_correction=bypass")
+    for part in ("4 problems", *wanted):
         assert part in str(raised.value)
 
 

@@ -168,7 +168,7 @@ class VllmEngine:
                 )
             raise RunError(
                 f"the {self.name} engine failed while {doing}: {type(error).__name__}: {reason}; {advice}"
-            ) from error
+            ) from None  # vLLM shares out its own memory: asking for fewer at a time, as eval does, would not help
 
     def _step(self) -> list[Any]:
         """One token more for every request that vLLM has scheduled; the finished ones."""

@@ -80,6 +80,8 @@ def inexpressible(recipe: Recipe) -> Iterator[str]:
         )
     if recipe.loss.sampling_correction == "bypass":
         yield "loss.sampling_correction=bypass: TRL's generate reports no log-probs to start from; set it to none"
+    if recipe.guards.actions.get("nonfinite", "stop") != "stop":
+        yield "guards.actions.nonfinite: TRL takes a step that is not finite, and the adapter is lost; set it to stop"
     if any(source.shuffle_options == "member" for source in recipe.data.train):
         yield "shuffle_options: member: TRL's groups share one prompt; use item"
 
