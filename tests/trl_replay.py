@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from replayed import Row, flat_gradient, groups_of, loop_gradient
 
 GROUPS, SIZE, MAX_TOKENS = 4, 4, 12
@@ -284,16 +285,15 @@ def in_float64(model: Any) -> Iterator[None]:
             func = torch.Tensor.double if func is torch.Tensor.float else func
             return func(*map(wide, args), **{name: wide(value) for name, value in (kwargs or {}).items()})
 
-    kernel, trl_utils._ChunkedLogProbFunction = trl_utils._ChunkedLogProbFunction, PlainHead
     torch.set_default_dtype(torch.float64)
     model.double()
     try:
-        with Wide():
+        with pytest.MonkeyPatch.context() as patch, Wide():
+            patch.setattr(trl_utils, "_ChunkedLogProbFunction", PlainHead)
             yield
     finally:
         model.float()
         torch.set_default_dtype(torch.float32)
-        trl_utils._ChunkedLogProbFunction = kernel
 
 
 def apart(a: Any, b: Any) -> float:
