@@ -116,6 +116,8 @@ def diff(
 def check(recipe: RecipeArg, overrides: SetOption = None) -> None:
     """Look at recipe, plan, data, prompts and rewards together, without training.
 
+    Not looked at: cold_start.data, the rows of eval.suites, and whether report_to's packages are installed.
+
     Example: `slmgrpo check recipes/quickstart.yaml`
     """
     from rich.console import Console

@@ -173,7 +173,9 @@ def slurm(
 
 def plan(
     recipe: RecipeArg,
-    gpus: Annotated[int, typer.Option(help="GPUs of each machine; 1 on a CPU.", min=1)] = 1,
+    gpus: Annotated[
+        int, typer.Option(help="GPUs of each machine, one process each; without CUDA: CPU processes.", min=1)
+    ] = 1,
     nodes: Annotated[int, typer.Option(help="Machines.", min=1)] = 1,
     overrides: SetOption = None,
     as_json: JsonOption = False,

@@ -73,7 +73,8 @@ GUARDS: dict[GuardName, Guard] = {
         "grading.max_error_rate",
         "share of the step's completions that a rule had to judge and failed on with an error",
         "the rule or the data has a fault; such completions are no zeros, they are left out",
-        "mend the rule or the data (`slmgrpo check`, `slmgrpo reward score RUN/samples.jsonl`)",
+        "mend the rule or the data (`slmgrpo check RECIPE`; on the steps before `slmgrpo reward score "
+        "RUN/samples.jsonl --use RULE --map completion=text`)",
     ),
     "unique": Guard(
         "stop",

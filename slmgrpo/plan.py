@@ -24,7 +24,7 @@ class Plan:
 
     recipe: str
     gpus: int
-    """Ranks, on all machines together; 1 on a CPU."""
+    """Ranks, on all machines together."""
     steps: int
     """Optimizer steps."""
     rollouts: int
@@ -74,7 +74,7 @@ def plan(
 ) -> Plan:
     """Derive the numbers, or raise PlanError with the nearest settings that work.
 
-    gpus: ranks on all nodes together, 1 on a CPU. rows: number of training rows where the caller knows it better than
+    gpus: ranks on all nodes together. rows: number of training rows where the caller knows it better than
     the recipe. base: the recipe's folder (a Loaded knows its own).
     """
     if isinstance(recipe, Loaded):
@@ -136,7 +136,7 @@ def plan(
 def _check_ranks(recipe: Recipe, gpus: int, nodes: int) -> None:
     prompts = recipe.train.prompts_per_step
     if gpus < 1:
-        raise PlanError(f"plan: {gpus} GPUs; write --gpus 1 or more (1 on a CPU)")
+        raise PlanError(f"plan: {gpus} GPUs; write --gpus 1 or more")
     if gpus > 1 and recipe.trainer == "trl":
         raise PlanError(
             f"plan: trainer=trl on {gpus} GPUs: this baseline runs in one process; use --gpus 1, or trainer=slmgrpo"
