@@ -36,6 +36,8 @@ def prompted_of(
             turned = [_shuffled(row, recipe.seed, member) for member in range(recipe.sampling.group_size)]
             seen = prompts.render_all(turned, recipe.prompt, tokenizer)
             variants = tuple(Prompted(r, p.ids, p.prefill, own) for r, p in zip(turned, seen, strict=True))
+            if any(len(variant.prompt_ids) > recipe.prompt.max_tokens for variant in variants):
+                continue
         kept[row["id"]] = Prompted(row, rendered.ids, rendered.prefill, own, variants)
     return kept
 
@@ -65,6 +67,31 @@ def check_lengths(rows: data.Rows, kept: dict[str, Prompted], recipe: Recipe) ->
         raise RecipeError(
             f"data.train: every prompt of {names} is longer than prompt.max_tokens={recipe.prompt.max_tokens}; raise it"
         )
+
+
+def check_context(
+    train: dict[str, Prompted], heldout: dict[str, Prompted], recipe: Recipe, context: int | None
+) -> None:
+    """A prompt with sampling.max_tokens behind it that goes beyond the context would end the run when its turn comes.
+
+    context: the engine's, in tokens; None: without bound.
+    """
+    if context is None:
+        return
+    limit, problems, longest = recipe.sampling.max_tokens, [], 0
+    for name, kept in (("train", train), ("heldout", heldout)):
+        lengths = {row_id: max(len(one.prompt_ids) for one in (p, *p.variants)) for row_id, p in kept.items()}
+        row_id = max(lengths, key=lambda row_id: lengths[row_id], default=None)
+        if row_id is not None and lengths[row_id] + limit > context:
+            longest = max(longest, lengths[row_id])
+            problems.append(
+                f"data.{name}: the prompt of {row_id} ({lengths[row_id]} tokens) and sampling.max_tokens={limit} make "
+                f"{lengths[row_id] + limit} tokens, {recipe.model.id} has {context} positions"
+            )
+    if problems:
+        ways = {"sampling.max_tokens": context - longest, "prompt.max_tokens": context - limit}
+        advice = " or ".join(f"{key}={room}" for key, room in ways.items() if room > 0)
+        raise RecipeError("\n".join([*problems, f"set {advice}" if advice else f"lower {' and '.join(ways)}"]))
 
 
 def log_data(recipe: Recipe, *parts: tuple[data.Rows, dict[str, Prompted]]) -> None:

@@ -24,7 +24,7 @@ from slmgrpo.eval import during
 from slmgrpo.guards import GuardStop, Watch
 from slmgrpo.interrupt import Interrupted, Interrupts
 from slmgrpo.plan import Plan
-from slmgrpo.questions import check_lengths, log_data, prompted_of
+from slmgrpo.questions import check_context, check_lengths, log_data, prompted_of
 from slmgrpo.ranks import ALONE, Ranks
 from slmgrpo.recipe import Recipe
 from slmgrpo.resume import accept, begin
@@ -107,22 +107,17 @@ def train(
             check_lengths(train_rows, prompted, recipe)
             cold_rows = cold_start.rows_of(recipe, base)
             engine, optimizer = _engine(recipe, plan, policy), context.optimizer_of(recipe.optimizer, policy)
+            check_context(prompted, heldout, recipe, engine.context)
             suites.check(policy, engine)
             sampler = data.PromptSampler([p.row for p in prompted.values()], recipe.seed, recipe.train.prompts_per_step)
         run = resume or _new_run(asked, plan, base, out, ranks)
         watched = stack.enter_context(_followed(observer, recipe, run, ranks))
-        edits: list[str] = []
-        with ranks.together():
-            if resume and ranks.first:
-                edits = accept(resume, asked, plan)
-        for note in [*edits, *([changed] if changed else [])]:
-            log.warning("%s", note)
-            watched.warn(note)
+        if changed:
+            _warn(watched, changed)
         if rung:
             log.info("sandbox: rung %d, %s; it does not stop: %s", rung.number, rung.name, rung.does_not)
         for note in suites.notes:
-            log.warning("%s", note)
-            watched.warn(note)
+            _warn(watched, note)
         log_data(recipe, (train_rows, prompted), (heldout_rows, heldout))
         if cold_rows:
             policy = cold_start.started(recipe, plan, policy, cold_rows, run, base, watched)
@@ -144,7 +139,7 @@ def train(
             guards=Watch(recipe.guards, watched.warn, resumable=recipe.trainer != "trl"),
             evaluate=lambda step: _evaluate(ctx, heldout, suites, step),
         )
-        return _run(ctx)
+        return _run(ctx, asked)
 
 
 @contextmanager
@@ -170,8 +165,11 @@ def _warn(observer: Observer, text: str) -> None:
     observer.warn(text)
 
 
-def _run(ctx: context.Context) -> Outcome:
-    """Restore, evaluate, train, evaluate; whatever ends it early leaves a directory that can be resumed."""
+def _run(ctx: context.Context, asked: Recipe) -> Outcome:
+    """Restore, evaluate, train, evaluate; whatever ends it early leaves a directory that can be resumed.
+
+    asked: the recipe as it was given; the context's is the one for this machine.
+    """
     from slmgrpo.dynamics.probe import Probe
     from slmgrpo.trainer import context, loop, trl
 
@@ -188,9 +186,11 @@ def _run(ctx: context.Context) -> Outcome:
             if checkpoint:
                 context.restore(ctx, checkpoint)
         with ctx.ranks.together():
-            for message in damaged + (run.rewind(ctx.step) if ctx.ranks.first else []):
-                log.warning("%s", message)
-                ctx.observer.warn(message)
+            messages = damaged
+            if ctx.ranks.first:  # only now: a change that the checkpoint does not fit must leave the run's own recipe
+                messages = [*damaged, *run.rewind(ctx.step), *accept(run, asked, ctx.plan)]
+            for message in messages:
+                _warn(ctx.observer, message)
         ctx.ranks.broadcast([p for _, p in ctx.policy.trainable()])
         if ctx.recipe.dynamics.every and ctx.ranks.first:
             ctx.probe = Probe(ctx.policy, run, ctx.recipe, step=ctx.step, steps=ctx.plan.steps).see

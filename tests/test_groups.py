@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from byte_tokenizer import CHATML, tokenizer_with
 
 from slmgrpo.callbacks import Silent
 from slmgrpo.errors import RecipeError
 from slmgrpo.plan import plan
+from slmgrpo.prompts import render
+from slmgrpo.questions import check_context, prompted_of
 from slmgrpo.recipe_load import load
 from slmgrpo.train import train
 
@@ -65,3 +68,33 @@ def test_a_question_that_lists_its_options_itself_cannot_be_shuffled(tmp_path: P
     with pytest.raises(RecipeError, match="its question lists them itself"):
         trained(tmp_path, "item", listed)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_row_that_is_too_long_in_another_order_of_its_options_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("ORDER", "member"))
+    tokenizer = tokenizer_with(CHATML)
+    tokenizer.add_tokens(["B. 7"])  # as in the file's order; in any other the prompt has 3 tokens more
+    row = rows()[0] | {"source_index": 0}
+    length = len(render(row, load(tmp_path / "recipe.yaml").recipe.prompt, tokenizer).ids)
+    for limit, kept in ((length, 0), (length + 3, 1)):
+        recipe = load(tmp_path / "recipe.yaml", [f"prompt.max_tokens={limit}"]).recipe
+        assert len(prompted_of([row], recipe.data.train, [()], recipe, tokenizer)) == kept
+
+
+def test_prompts_whose_completions_go_beyond_the_context_are_named_with_what_fits(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("ORDER", "item"))
+    recipe = load(tmp_path / "recipe.yaml", ["prompt.max_tokens=512"]).recipe
+    row = rows()[0] | {"source_index": 0}
+    kept = prompted_of([row], recipe.data.train, [()], recipe, tokenizer_with(CHATML))
+    length = len(kept["q0"].prompt_ids)
+    check_context(kept, kept, recipe, length + 12)
+    check_context(kept, kept, recipe, None)
+    for train_rows, heldout, where in ((kept, {}, "train"), ({}, kept, "heldout")):
+        with pytest.raises(RecipeError) as raised:
+            check_context(train_rows, heldout, recipe, length + 11)
+        assert str(raised.value) == (
+            f"data.{where}: the prompt of q0 ({length} tokens) and sampling.max_tokens=12 make {length + 12} tokens, "
+            f"tiny has {length + 11} positions\nset sampling.max_tokens=11 or prompt.max_tokens={length - 1}"
+        )
+    with pytest.raises(RecipeError, match=r"lower sampling\.max_tokens and prompt\.max_tokens"):
+        check_context(kept, {}, recipe, 12)

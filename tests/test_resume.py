@@ -10,7 +10,7 @@ from strikes import trained
 
 from slmgrpo.cli import app
 from slmgrpo.curves import read
-from slmgrpo.errors import RecipeError
+from slmgrpo.errors import RecipeError, RunError
 from slmgrpo.eval.targets import merged_of
 from slmgrpo.plan import plan
 from slmgrpo.recipe_load import load
@@ -68,6 +68,18 @@ def test_a_run_made_longer_behind_a_short_rollout_takes_new_prompts(tmp_path: Pa
     assert len(set().union(*asked.values())) == 4 * 6
     assert [line["step"] for line in read(run.path).rollouts] == [1, 3, 4, 6]
     assert [line["step"] for line in read(run.path).policy] == [2, 3, 5, 7]
+
+
+def test_a_change_that_cannot_be_resumed_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", "train.steps=2")
+    files = ["recipe.json", "env.json", "plan.json"]
+    before = [(run.path / name).read_bytes() for name in files]
+    resume = ["train", "--resume", str(run.path)]
+    with pytest.raises(RunError, match="are not those of the checkpoint"):
+        app([*resume, "--set", "data.train.0.limit=100", "--allow-changes"], standalone_mode=False)
+    assert [(run.path / name).read_bytes() for name in files] == before
+    app(resume, standalone_mode=False)
+    assert run.finished_at() == 2
 
 
 def test_a_merged_adapter_that_changed_since_the_start_is_refused(tmp_path: Path) -> None:

@@ -166,6 +166,10 @@ BAD_INPUT = {
     ),
     "4 bit without CUDA": (["train", "quickstart", "--set", "model.load_in_4bit=true"], "needs CUDA"),
     "8-bit optimizer without CUDA": (["train", "quickstart", "--set", "optimizer.name=adamw_8bit"], "need CUDA"),
+    "prompts beyond the model's positions": (
+        ["train", "quickstart", "--set", "sampling.max_tokens=1010"],
+        "make 1034 tokens, tiny has 1024 positions\nset sampling.max_tokens=1000 or prompt.max_tokens=14",
+    ),
     "layers beyond the model": (["train", "quickstart", "--set", "lora.layers=first:99"], "does not fit a model of"),
 }
 
