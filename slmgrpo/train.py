@@ -87,7 +87,7 @@ def train(
         import torch
 
         from slmgrpo.rollout.unsloth import for_this_machine
-        from slmgrpo.trainer import context
+        from slmgrpo.trainer import context, logprobs
 
         with ranks.together(interrupts):
             pool = stack.enter_context(
@@ -101,6 +101,8 @@ def train(
             asked = recipe
             recipe, changed = for_this_machine(recipe, cuda=torch.cuda.is_available())
             policy = model.load(recipe, max_length=plan.max_length, sequences=plan.completions_per_rank)
+            if recipe.trainer == "slmgrpo":
+                logprobs.check_head(policy.model)
             prompts.set_chat_template(policy.tokenizer, recipe.model, base)
             prompted = prompted_of(train_rows, recipe.data.train, train_rules, recipe, policy.tokenizer)
             heldout = prompted_of(heldout_rows, recipe.data.heldout, heldout_rules, recipe, policy.tokenizer)

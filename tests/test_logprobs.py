@@ -9,7 +9,7 @@ import torch
 from random_models import VOCABULARY, LargestTensor, gradient, random_model, with_adapter
 from torch import Tensor
 
-from slmgrpo.errors import RunError
+from slmgrpo.errors import PlanError
 from slmgrpo.trainer import logprobs
 from slmgrpo.trainer.logprobs import TokenRow, check_head, log_probs
 
@@ -117,5 +117,18 @@ def test_a_head_that_is_not_known_is_refused() -> None:
 
     model = random_model("llama")
     model.__class__ = Shifted
-    with pytest.raises(RunError, match="trainer: trl"):
+    with pytest.raises(PlanError, match="set trainer=trl"):
+        check_head(model)
+
+
+@pytest.mark.parametrize(
+    ("family", "changed"),
+    [
+        ("hyperclovax", {"logits_scaling": 3.0}),  # multiplies by what Granite divides by
+        ("falcon_h1", {"lm_head_multiplier": 3.0, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8}),
+    ],
+)
+def test_a_family_that_scales_its_logits_in_another_way_is_refused(family: str, changed: dict[str, Any]) -> None:
+    model = random_model(family, **changed).float()
+    with pytest.raises(PlanError, match="set trainer=trl"):
         check_head(model)

@@ -105,3 +105,31 @@ def test_the_gradient_depends_neither_on_micro_batches_nor_on_order_nor_on_dropp
     prompts, rows = zip(*shuffled, strict=True)
     looped = loop_gradient(POLICY, recipe, PLAN, groups_of(prompts, rows))
     assert (looped - whole).norm() <= 1e-6 * whole.norm() + 1e-9
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_float16_gradient_keeps_its_small_numbers_when_the_step_has_many_tokens(loss_type: str, packed: bool) -> None:
+    """Divided by 262,144 tokens, a token's share would be below what float16 can tell apart."""
+    length = 2**13
+    base = random_model("llama", max_position_embeddings=2 * length, initializer_range=0.2).half()
+    model = with_adapter(base).float()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.half().float()  # the same numbers in both precisions
+    policy = Policy(model, None, "", "transformers", torch.device("cpu"))
+    loss = Loss.model_validate({"loss_type": loss_type, "sampling_correction": "none"})
+    recipe = RECIPE.model_copy(
+        update={"loss": loss, "sampling": RECIPE.sampling.model_copy(update={"max_tokens": length})}
+    )
+    ids = torch.randint(VOCABULARY, (4, 12), generator=torch.Generator().manual_seed(0)).tolist()
+    learned = [Row(tuple(row), False, float(i % 2)) for i, row in enumerate(ids)]
+    silent = [[Row((1,) * length, False, 1.0)] * 4] * 8  # counted, and not run: their rewards are equal
+    groups = groups_of([(5, 6, 7)] * 9, [learned, *silent])
+    exact = loop_gradient(policy, recipe, PLAN, groups, packed=packed)
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.half()
+    assert model.dtype == torch.float16
+    half = loop_gradient(policy, recipe, PLAN, groups, packed=packed)
+    assert half.dtype == torch.float32
+    assert (half - exact).norm() <= 0.02 * exact.norm()

@@ -1,4 +1,4 @@
-"""Starting points: an adapter continued, an adapter merged first, a cold start on worked solutions."""
+"""Starting points: an adapter continued or merged first, a cold start, a model that the loop cannot train."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from slmgrpo import tiny
 from slmgrpo.callbacks import Silent
-from slmgrpo.errors import RecipeError
+from slmgrpo.errors import PlanError, RecipeError
 from slmgrpo.plan import plan
 from slmgrpo.recipe_load import load
 from slmgrpo.run import RunDir
@@ -73,4 +74,16 @@ def test_a_merged_adapter_becomes_the_base_under_a_fresh_one(taught: RunDir, tmp
 def test_an_adapter_of_other_settings_is_refused(taught: RunDir, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="use the lora settings that it was trained with"):
         trained(tmp_path / "run", f"adapter={taught.path}", "lora.layers=first:1")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_whose_logits_the_loop_would_get_wrong_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    from random_models import random_model
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(tiny.path())
+    random_model("hyperclovax", vocab_size=len(tokenizer), logits_scaling=3.0).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(PlanError, match=r"HyperCLOVAXForCausalLM makes its logits .* set trainer=trl"):
+        trained(tmp_path / "run", f"model.id={tmp_path / 'model'}")
     assert not (tmp_path / "run").exists()

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from slmgrpo.errors import RunError
+from slmgrpo.errors import PlanError
 from slmgrpo.trainer import unsloth_pass
 
 LOGITS_PER_CHUNK = 2**23
@@ -212,11 +212,15 @@ def device_of(model: Any) -> torch.device:
 
 @torch.no_grad()
 def check_head(model: Any) -> None:
-    """Refuse a model whose logits are not what `Head` makes of its hidden states; called once before training."""
+    """Refuse a model whose logits are not what `Head` makes of its hidden states, on two tokens; once before training.
+
+    Unsloth's CUDA model is not looked at: its forward may return hidden states where the logits would be.
+    """
+    decoder = decoder_of(model)
+    if unsloth_pass.is_unsloth(decoder):
+        return
     seen: list[Tensor] = []
-    hook = decoder_of(model).register_forward_hook(
-        lambda _module, _inputs, output: seen.append(output.last_hidden_state)
-    )
+    hook = decoder.register_forward_hook(lambda _module, _inputs, output: seen.append(output.last_hidden_state))
     try:
         logits = causal_model_of(model)(
             input_ids=torch.tensor([[0, 1]], device=device_of(model)), use_cache=False
@@ -225,7 +229,7 @@ def check_head(model: Any) -> None:
         hook.remove()
     gap = (Head.of(model)(seen[0][0]) - logits[0]).abs().max() / logits.abs().max().clamp(min=1)
     if not gap < 0.02:
-        raise RunError(
-            f"{type(causal_model_of(model)).__name__} makes its logits in a way that this trainer does not know "
-            f"(relative difference {float(gap):.2g}); train it with `trainer: trl`"
+        raise PlanError(
+            f"model.id: {type(causal_model_of(model)).__name__} makes its logits in a way that trainer=slmgrpo does "
+            f"not know (relative difference {float(gap):.2g}); set trainer=trl"
         )

@@ -158,6 +158,24 @@ def policy_loss(
     return LossResult(loss, stats)
 
 
+def float16_scale(settings: Loss, norms: Norms) -> float:
+    """What a float16 model's loss is multiplied by before the backward pass, and its gradient divided by after it.
+
+    About what the loss type divides by, so that the derivative in a log-prob is about the advantage: far from 65,504,
+    where float16 ends, and from 6e-5, where it loses digits (unscaled, the gradient is wrong by 0.33 of its norm at
+    32,768 tokens). A power of two rounds nothing, and counts of the whole step make it one number on all micro-batches
+    and ranks.
+    """
+    divisor = norms.tokens
+    if settings.loss_type == "luspo":
+        divisor = norms.rows
+    elif settings.loss_type == "dr_grpo":
+        divisor = norms.rows * norms.max_tokens
+    elif settings.loss_type in ("grpo", "sapo"):
+        divisor = norms.rows * 256  # a row's own length, 1 to 65,536: the middle, so no derivative is far from 1
+    return 2.0 ** round(math.log2(max(divisor, 1)))
+
+
 def loss_mask(batch: LossBatch, settings: Loss) -> Tensor:
     """(R, T), the tokens that are trained: none of a truncated completion where those are masked (DAPO, sec. 3.4)."""
     if not settings.mask_truncated_completions:

@@ -16,7 +16,7 @@ from slmgrpo.rollout.groups import Group
 from slmgrpo.run import Clock
 from slmgrpo.trainer import losses, packing
 from slmgrpo.trainer.context import Context
-from slmgrpo.trainer.logprobs import TokenRow, log_probs
+from slmgrpo.trainer.logprobs import TokenRow, decoder_of, log_probs
 
 log = logging.getLogger("slmgrpo")
 
@@ -135,6 +135,7 @@ def optimise(ctx: Context, groups: Sequence[Group], micros: list[Micro], clock: 
         max_tokens=recipe.sampling.max_tokens,
         entropy_tokens=acted_on,
     )
+    scale = losses.float16_scale(settings, norms) if decoder_of(model).dtype == torch.float16 else 1.0
     log_probs_of = packing.packed_log_probs if ctx.packed else log_probs
     model.train()
     sums: dict[str, Tensor] = {}
@@ -160,12 +161,15 @@ def optimise(ctx: Context, groups: Sequence[Group], micros: list[Micro], clock: 
             else losses.high_entropy_mask(micro.entropies, passed.mask, threshold),
         )
         result = losses.policy_loss(passed.log_probs, batch, settings, norms, entropies=passed.entropies)
-        result.loss.backward()
+        (result.loss * scale).backward()
         if micro.old is None:
             micro.old = passed.log_probs.detach()
         losses.add_stats(sums, result.stats)
         loss += float(result.loss.detach())
     clock.lap("forward_backward")
+    if scale != 1:
+        for gradient in [p.grad for p in parameters if p.grad is not None]:
+            gradient /= scale
     loss, sums = _summed(ctx, loss, sums)
     ctx.ranks.sum_gradients(parameters)
     if ctx.ranks.world > 1:
