@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -23,6 +24,8 @@ from slmgrpo.errors import RecipeError, RunError
 
 PACKAGES = ("slmgrpo", "torch", "transformers", "peft", "trl", "unsloth", "vllm", "bitsandbytes", "math-verify")
 MANIFEST = "manifest.json"
+HALF_WRITTEN = re.compile(r"\..+\.(json|jsonl|parquet)\.\d+")
+"""`.NAME.PID`: a file of ours before it gets its name; other files that begin with a dot are none of our business."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +216,7 @@ class RunDir:
             (self.path / "best.json").unlink()
         for left in self.checkpoints.glob(".partial_*"):
             shutil.rmtree(left, ignore_errors=True)
-        for left in (file for file in self.path.glob(".*.[0-9]*") if file.is_file()):
+        for left in (file for file in self.path.rglob(".*") if HALF_WRITTEN.fullmatch(file.name) and file.is_file()):
             left.unlink()
         have = {line["step"] for line in self.lines(self.metrics)}
         lost = [number for number in range(1, step + 1) if number not in have]
@@ -318,9 +321,9 @@ def _to_disk(path: Path) -> None:
 
 
 def _number(path: Path) -> int:
-    """N of `step_N` and `step_N.ext`; 0 of another name."""
-    text = path.name.removeprefix("step_").partition(".")[0]
-    return int(text) if text.isdecimal() else 0
+    """N of `step_N`, `step_N.ext` and `step_N_rank_R.ext`; 0 of another name."""
+    found = re.fullmatch(r"step_(\d+)(_rank_\d+)?(\..*)?", path.name)
+    return int(found[1]) if found else 0
 
 
 def _step_of(line: str) -> float:

@@ -149,8 +149,11 @@ def test_rewind_removes_what_later_steps_left_and_half_written_files(tmp_path: P
     run.evaluations.write_text('{"step": 4}\n{"step": 8}\n{"st')
     run.write_json("best.json", {"step": 8})
     late = ["eval/step_8/heldout/scores.json", "dynamics/step_8.parquet", "nonfinite/step_7.json"]
-    early = ["eval/step_4/heldout/scores.json", "dynamics/step_4.parquet"]
-    half = ["checkpoints/.partial_9_1/x", ".status.json.12", ".metrics.jsonl.7"]
+    late += ["nonfinite/step_7_rank_1.json", "nonfinite/step_10_rank_12.json"]
+    early = ["eval/step_4/heldout/scores.json", "dynamics/step_4.parquet", "nonfinite/step_4_rank_7.json"]
+    early += [".git/x", "eval/.notes", "dynamics/.notes.2", "eval/.python-version.3", "dynamics/step_8_of_mine.txt"]
+    half = ["checkpoints/.partial_9_1/x", ".status.json.12", ".metrics.jsonl.7", "dynamics/.step_4.parquet.99"]
+    half += ["eval/step_4/heldout/.scores.json.99", "nonfinite/.step_4_rank_1.json.5"]
     for name in (*late, *early, *half):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
