@@ -18,7 +18,6 @@ from trl_oracle import MAX_TOKENS, Answer, Rows, ask_trl, make_trainer
 from slmgrpo.recipe import Loss
 from slmgrpo.trainer.losses import (
     LossBatch,
-    Norms,
     add_stats,
     entropy_threshold,
     high_entropy_mask,
@@ -101,7 +100,7 @@ def grid(loss_type: str, share: float) -> Iterator[tuple[Loss, bool]]:
             yield settings_of(loss_type, case), case["first_update"]
 
 
-def ours(rows: Rows, settings: Loss, parts: list[list[int]] | None = None, norms: Norms | None = None) -> Answer:
+def ours(rows: Rows, settings: Loss, parts: list[list[int]] | None = None) -> Answer:
     """Our loss of the step, its rows in these micro-batches (None: all in one), and the gradient."""
     everything = list(range(len(rows.lengths)))
     log_probs = rows.log_probs.clone().requires_grad_()
@@ -113,8 +112,7 @@ def ours(rows: Rows, settings: Loss, parts: list[list[int]] | None = None, norms
         threshold = entropy_threshold(rows.entropies[trained.bool()], settings.top_entropy_quantile)
         high = high_entropy_mask(rows.entropies, trained, threshold)
     entropy_tokens = None if high is None else int(high.sum())
-    if norms is None:
-        norms = norms_of(rows.lengths, rows.truncated, settings, max_tokens=MAX_TOKENS, entropy_tokens=entropy_tokens)
+    norms = norms_of(rows.lengths, rows.truncated, settings, max_tokens=MAX_TOKENS, entropy_tokens=entropy_tokens)
     total = torch.zeros((), dtype=torch.float64)
     for part in parts or [everything]:
         batch = replace(batch_of(rows, part), high_entropy=None if high is None else high[part])
@@ -167,16 +165,6 @@ def test_gradients_are_trls_at_accumulation_four(trainer: Any, loss_type: str) -
         theirs = ask_trl(trainer, rows, loss, accumulation=4)
         assert_equal(ours(rows, loss), theirs, loss)
         assert_equal(ours(rows, loss, parts=[[6, 0, 3], [1, 2], [7, 5, 4]]), theirs, loss)
-
-
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_an_update_on_half_a_rollout_is_normalised_as_trl_does(trainer: Any, loss_type: str) -> None:
-    """Two updates on a rollout of 60 tokens, of which these rows hold 27: dapo, cispo and vespo divide by 30."""
-    loss = Loss.model_validate({"loss_type": loss_type, "sampling_correction": "none"})
-    rows = rows_of(0)
-    norms = norms_of(rows.lengths, rows.truncated, loss, max_tokens=MAX_TOKENS, rollout_tokens=30.0)
-    theirs = ask_trl(trainer, rows, loss, rollout_share=(60, 2))
-    assert_equal(ours(rows, loss, norms=norms), theirs, loss)
 
 
 def test_float32_stays_within_the_promised_tolerance(trainer: Any) -> None:

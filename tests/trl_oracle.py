@@ -80,19 +80,13 @@ def make_trainer() -> Any:
     return trainer
 
 
-def ask_trl(
-    trainer: Any, rows: Rows, settings: Loss, *, accumulation: int = 1, rollout_share: tuple[int, int] | None = None
-) -> Answer:
-    """TRL's loss of one optimizer step over `rows` in `accumulation` micro-batches, and its gradient.
-
-    rollout_share: (rollout's tokens, steps_per_generation) where the step takes a part of a larger rollout.
-    """
+def ask_trl(trainer: Any, rows: Rows, settings: Loss, *, accumulation: int = 1) -> Answer:
+    """TRL's loss of one optimizer step over `rows` in `accumulation` micro-batches, and its gradient."""
     _configure(trainer, settings, accumulation)
     mask = rows.mask
     if settings.mask_truncated_completions:
         mask = mask * ~torch.tensor(rows.truncated)[:, None]
-    tokens, steps_per_generation = rollout_share or (int(mask.sum()), accumulation)
-    trainer.args.steps_per_generation = steps_per_generation
+    trainer.args.steps_per_generation = accumulation
     # bypass is TRL without correction, given the sampler's log-probs as the old policy's
     bypass = settings.sampling_correction == "bypass"
     old = torch.where(rows.sampler.isnan(), rows.log_probs, rows.sampler) if bypass else rows.old
@@ -108,7 +102,7 @@ def ask_trl(
             "completion_ids": torch.ones(count, mask.shape[1], dtype=torch.long),
             "completion_mask": mask[part],
             "advantages": rows.advantages[part],
-            "num_items_in_batch": torch.tensor(float(tokens)),
+            "num_items_in_batch": torch.tensor(float(mask.sum())),
             "sampling_per_token_logps": rows.sampler[part],
             "ref_per_token_logps": rows.reference[part],
         }

@@ -49,8 +49,6 @@ class Norms:
     rows: int
     tokens: int
     """Trained tokens of this update."""
-    rollout_tokens: float
-    """Trained tokens of the rollout times this update's share of its rows."""
     max_tokens: int
     entropy_tokens: int
     """Tokens that the entropy bonus acts on."""
@@ -70,21 +68,18 @@ def norms_of(
     settings: Loss,
     *,
     max_tokens: int,
-    rollout_tokens: float | None = None,
     entropy_tokens: int | None = None,
 ) -> Norms:
     """Normalisers of one update from the trained tokens per row, over all rows of all ranks.
 
-    Truncated rows that are masked stay in the row count and leave the token counts. rollout_tokens: where an update
-    takes a part of the rollout, the rollout's tokens times that part (None: the whole rollout). entropy_tokens: the
-    tokens in `high_entropy_mask` (None: all trained tokens).
+    Truncated rows that are masked stay in the row count and leave the token counts. entropy_tokens: the tokens in
+    `high_entropy_mask` (None: all trained tokens).
     """
     dropped = settings.mask_truncated_completions
     tokens = sum(n for n, cut in zip(lengths, truncated, strict=True) if not (cut and dropped))
     return Norms(
         rows=len(lengths),
         tokens=tokens,
-        rollout_tokens=tokens if rollout_tokens is None else rollout_tokens,
         max_tokens=max_tokens,
         entropy_tokens=tokens if entropy_tokens is None else entropy_tokens,
     )
@@ -303,8 +298,8 @@ def _normalise(per_token: Tensor, mask: Tensor, settings: Loss, norms: Norms) ->
     """Sum of (R, T) or (R, 1) losses over the loss type's normaliser.
 
     grpo, sapo: mean over a row's tokens, then over rows. luspo: sum over tokens, mean over rows (2602.05261).
-    dr_grpo: sum / (rows x max_tokens) (2503.20783). dapo, cispo, vespo: sum / the rollout's tokens (2503.14476,
-    eq. 12). bnpo: sum / the update's tokens; TRL counts them per micro-batch, which is the same at accumulation 1.
+    dr_grpo: sum / (rows x max_tokens) (2503.20783). dapo, bnpo, cispo, vespo: sum / trained tokens (2503.14476,
+    eq. 12); for bnpo TRL counts them per micro-batch, which is the same at accumulation 1.
     """
     per_row = (per_token * mask).sum(-1)
     if settings.loss_type in ("grpo", "sapo"):
@@ -313,9 +308,7 @@ def _normalise(per_token: Tensor, mask: Tensor, settings: Loss, norms: Norms) ->
         return per_row.sum() / norms.rows
     if settings.loss_type == "dr_grpo":
         return per_row.sum() / (norms.rows * norms.max_tokens)
-    if settings.loss_type == "bnpo":
-        return per_row.sum() / max(norms.tokens, 1)
-    return per_row.sum() / (norms.rollout_tokens or 1.0)
+    return per_row.sum() / max(norms.tokens, 1)
 
 
 def _epsilon_high(settings: Loss) -> float:
