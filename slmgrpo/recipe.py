@@ -58,7 +58,8 @@ class RewardUse(Section):
     when: str | None = None
     """Score only where this other rule of the list is worth more than 0."""
     required: bool | None = None
-    """A None of a required rule takes the row out of its group; correctness rules are required by default."""
+    """A None of a required rule takes the row out of its group; correctness rules are required by default. An error
+    or a timeout of any rule that counts takes it out too."""
 
 
 class Source(Section):
