@@ -15,7 +15,7 @@ from slmgrpo.gold_check import GoldReport, check_golds
 from slmgrpo.overlap import Overlap, overlap, repeated
 from slmgrpo.plan import Plan, plan
 from slmgrpo.prompts import Rendered, render_all, set_chat_template
-from slmgrpo.questions import ordered
+from slmgrpo.questions import check_context, ordered
 from slmgrpo.recipe import Recipe, Source, is_path
 from slmgrpo.recipe_load import Loaded
 from slmgrpo.rewards.base import Reward
@@ -104,6 +104,7 @@ def check(loaded: Loaded, tokenizer: Any = None, *, graded_rows: int = 100) -> R
         if tokenizer:
             set_chat_template(tokenizer, recipe.model, base)
             rendered = render_all([row for rows in shown for row in rows], recipe.prompt, tokenizer)
+            _check_context(train, heldout, rendered, recipe)
     except SlmgrpoError as error:
         findings.problems.append(str(error))
     _judge_prompts(train, heldout, rendered, recipe, findings)
@@ -227,6 +228,17 @@ def _load_tokenizer(recipe: Recipe) -> Any:
                 f"folder here and write `model: ./models/{name.rsplit('/', 1)[-1]}`"
             )
     return load_tokenizer(recipe)
+
+
+def _check_context(train: Rows, heldout: Rows, rendered: Sequence[Rendered], recipe: Recipe) -> None:
+    from slmgrpo.model import positions
+
+    def kept(rows: Rows, prompts: Sequence[Rendered]) -> dict[str, int]:
+        sizes = {row["id"]: len(prompt.ids) for row, prompt in zip(rows, prompts, strict=True)}
+        return {row_id: size for row_id, size in sizes.items() if size <= recipe.prompt.max_tokens}
+
+    parts = kept(train, rendered[: len(train)]), kept(heldout, rendered[len(train) :])
+    check_context(*parts, recipe, positions(recipe))
 
 
 def _by_source(train: Rows, heldout: Rows, recipe: Recipe) -> Iterator[list[Row]]:

@@ -97,13 +97,24 @@ def load(recipe: Recipe, *, max_length: int, sequences: int = 1) -> Policy:
 
 
 def load_tokenizer(recipe: Recipe) -> Any:
-    """The tokenizer alone, without torch: for `slmgrpo check`."""
+    """The tokenizer alone, without the weights: for `slmgrpo check`."""
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(locate(recipe.model.id), revision=recipe.model.revision)
     except OSError as error:
         raise RecipeError(_cannot_load(recipe.model.id, error)) from None
+
+
+def positions(recipe: Recipe) -> int | None:
+    """Tokens that the model has positions for, from its configuration alone; None: without bound."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(locate(recipe.model.id), revision=recipe.model.revision)
+    except OSError as error:
+        raise RecipeError(_cannot_load(recipe.model.id, error)) from None
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slmgrpo import data, prompts
@@ -69,18 +69,20 @@ def check_lengths(rows: data.Rows, kept: dict[str, Prompted], recipe: Recipe) ->
         )
 
 
-def check_context(
-    train: dict[str, Prompted], heldout: dict[str, Prompted], recipe: Recipe, context: int | None
-) -> None:
+def lengths_of(kept: dict[str, Prompted]) -> dict[str, int]:
+    """Tokens of each row's prompt, in the longest order of its options."""
+    return {row_id: max(len(one.prompt_ids) for one in (p, *p.variants)) for row_id, p in kept.items()}
+
+
+def check_context(train: Mapping[str, int], heldout: Mapping[str, int], recipe: Recipe, context: int | None) -> None:
     """A prompt with sampling.max_tokens behind it that goes beyond the context would end the run when its turn comes.
 
-    context: the engine's, in tokens; None: without bound.
+    train, heldout: tokens of each row's prompt. context: the model's, in tokens; None: without bound.
     """
     if context is None:
         return
     limit, problems, longest = recipe.sampling.max_tokens, [], 0
-    for name, kept in (("train", train), ("heldout", heldout)):
-        lengths = {row_id: max(len(one.prompt_ids) for one in (p, *p.variants)) for row_id, p in kept.items()}
+    for name, lengths in (("train", train), ("heldout", heldout)):
         row_id = max(lengths, key=lambda row_id: lengths[row_id], default=None)
         if row_id is not None and lengths[row_id] + limit > context:
             longest = max(longest, lengths[row_id])

@@ -24,7 +24,7 @@ from slmgrpo.eval import during
 from slmgrpo.guards import GuardStop, Watch
 from slmgrpo.interrupt import Interrupted, Interrupts
 from slmgrpo.plan import Plan
-from slmgrpo.questions import check_context, check_lengths, log_data, prompted_of
+from slmgrpo.questions import check_context, check_lengths, lengths_of, log_data, prompted_of
 from slmgrpo.ranks import ALONE, Ranks
 from slmgrpo.recipe import Recipe
 from slmgrpo.resume import accept, begin
@@ -109,7 +109,7 @@ def train(
             check_lengths(train_rows, prompted, recipe)
             cold_rows = cold_start.rows_of(recipe, base)
             engine, optimizer = _engine(recipe, plan, policy), context.optimizer_of(recipe.optimizer, policy)
-            check_context(prompted, heldout, recipe, engine.context)
+            check_context(lengths_of(prompted), lengths_of(heldout), recipe, engine.context)
             suites.check(policy, engine)
             sampler = data.PromptSampler([p.row for p in prompted.values()], recipe.seed, recipe.train.prompts_per_step)
         run = resume or _new_run(asked, plan, base, out, ranks)

@@ -192,6 +192,13 @@ def test_long_prompts_are_counted(tmp_path: Path) -> None:
     assert "file:train.jsonl: 40 of 40 prompts are longer than prompt.max_tokens=8" in report.problems[0]
 
 
+def test_prompts_without_room_for_their_completions_are_a_problem_before_training(tmp_path: Path) -> None:
+    report = checked(tmp_path, MATH + "sampling: {max_tokens: 1020}\n", train=SUMS)
+    assert report.problems[0].startswith("data.train: the prompt of train:")
+    assert "and sampling.max_tokens=1020 make " in report.problems[0]
+    assert "tokens, tiny has 1024 positions\nset sampling.max_tokens=" in report.problems[0]
+
+
 @pytest.mark.parametrize(
     ("template", "prompt", "problem"),
     [

@@ -13,7 +13,7 @@ from slmgrpo.callbacks import Silent
 from slmgrpo.errors import RecipeError
 from slmgrpo.plan import plan
 from slmgrpo.prompts import render
-from slmgrpo.questions import check_context, prompted_of
+from slmgrpo.questions import check_context, lengths_of, prompted_of
 from slmgrpo.recipe_load import load
 from slmgrpo.train import train
 
@@ -86,10 +86,11 @@ def test_prompts_whose_completions_go_beyond_the_context_are_named_with_what_fit
     recipe = load(tmp_path / "recipe.yaml", ["prompt.max_tokens=512"]).recipe
     row = rows()[0] | {"source_index": 0}
     kept = prompted_of([row], recipe.data.train, [()], recipe, tokenizer_with(CHATML))
-    length = len(kept["q0"].prompt_ids)
-    check_context(kept, kept, recipe, length + 12)
-    check_context(kept, kept, recipe, None)
-    for train_rows, heldout, where in ((kept, {}, "train"), ({}, kept, "heldout")):
+    lengths = lengths_of(kept)
+    length = lengths["q0"]
+    check_context(lengths, lengths, recipe, length + 12)
+    check_context(lengths, lengths, recipe, None)
+    for train_rows, heldout, where in ((lengths, {}, "train"), ({}, lengths, "heldout")):
         with pytest.raises(RecipeError) as raised:
             check_context(train_rows, heldout, recipe, length + 11)
         assert str(raised.value) == (
@@ -97,4 +98,4 @@ def test_prompts_whose_completions_go_beyond_the_context_are_named_with_what_fit
             f"tiny has {length + 11} positions\nset sampling.max_tokens=11 or prompt.max_tokens={length - 1}"
         )
     with pytest.raises(RecipeError, match=r"lower sampling\.max_tokens and prompt\.max_tokens"):
-        check_context(kept, {}, recipe, 12)
+        check_context(lengths, {}, recipe, 12)
