@@ -74,14 +74,11 @@ def load(recipe: Recipe, *, max_length: int, sequences: int = 1) -> Policy:
 
     if recipe.model.load_in_4bit and not torch.cuda.is_available():
         raise PlanError("model.load_in_4bit: bitsandbytes' 4-bit training needs CUDA; set model.load_in_4bit=false")
-    try:
-        with quiet():
-            if recipe.model.backend == "unsloth":
-                base, tokenizer = _load_unsloth(recipe, source, max_length, vllm)
-            else:
-                base, tokenizer = load_plain(recipe.model)
-    except OSError as error:
-        raise RecipeError(_cannot_load(recipe.model.id, error)) from None
+    with _loading(recipe.model.id), quiet():
+        if recipe.model.backend == "unsloth":
+            base, tokenizer = _load_unsloth(recipe, source, max_length, vllm)
+        else:
+            base, tokenizer = load_plain(recipe.model)
     if recipe.train.gradient_checkpointing and recipe.model.backend == "transformers":
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         base.enable_input_require_grads()
@@ -100,20 +97,16 @@ def load_tokenizer(recipe: Recipe) -> Any:
     """The tokenizer alone, without the weights: for `slmgrpo check`."""
     from transformers import AutoTokenizer
 
-    try:
+    with _loading(recipe.model.id):
         return AutoTokenizer.from_pretrained(locate(recipe.model.id), revision=recipe.model.revision)
-    except OSError as error:
-        raise RecipeError(_cannot_load(recipe.model.id, error)) from None
 
 
 def positions(recipe: Recipe) -> int | None:
     """Tokens that the model has positions for, from its configuration alone; None: without bound."""
     from transformers import AutoConfig
 
-    try:
+    with _loading(recipe.model.id):
         config = AutoConfig.from_pretrained(locate(recipe.model.id), revision=recipe.model.revision)
-    except OSError as error:
-        raise RecipeError(_cannot_load(recipe.model.id, error)) from None
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
@@ -294,10 +287,8 @@ def locate_adapter(adapter: str) -> Path:
         raise RecipeError(f"adapter: {adapter} has no adapter_model.safetensors and is no run directory")
     from huggingface_hub import snapshot_download
 
-    try:
+    with _loading(adapter):
         return Path(snapshot_download(adapter))
-    except OSError as error:
-        raise RecipeError(_cannot_load(adapter, error)) from None
 
 
 def locate(model_id: str) -> str:
@@ -369,12 +360,17 @@ def _convert_gguf(folder: Path, out: Path) -> None:
         tokenizer.save_pretrained(str(out))
 
 
-def _cannot_load(model_id: str, error: Exception) -> str:
-    first = str(error).strip().splitlines()[0]
-    return (
-        f"model.id: {model_id} cannot be loaded ({first}). Offline: run `hf download {model_id}` on a machine with a "
-        "network, copy the folder here and give its path"
-    )
+@contextlib.contextmanager
+def _loading(model_id: str) -> Iterator[None]:
+    """Says in one message why files of a model could not be had."""
+    try:
+        yield
+    except OSError as error:
+        first = str(error).strip().splitlines()[0]
+        raise RecipeError(
+            f"model.id: {model_id} cannot be loaded ({first}). Offline: run `hf download {model_id}` on a machine with "
+            "a network, copy the folder here and give its path"
+        ) from None
 
 
 def base_fingerprint(policy: Policy) -> str:
